@@ -1,0 +1,58 @@
+"""Base checkpoints on disk: `config.json` and `weights.safetensors` in a folder, or the name of a shipped one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors.torch import load_file, save_file
+
+from wamrl_ray.policy.flow_sde import SamplerConfig
+from wamrl_ray.policy.wam import WAM, WAMConfig
+from wamrl_ray.policy.weights import load_strict
+
+SHIPPED = Path(__file__).parent.parent / "bases"
+
+
+def shipped_bases() -> list[str]:
+    return sorted(path.parent.name for path in SHIPPED.glob("*/config.json"))
+
+
+def find_base(name_or_dir: str | Path) -> Path:
+    """The folder of a base.  Raises ValueError that lists the shipped names."""
+    for path in (Path(name_or_dir), SHIPPED / str(name_or_dir)):
+        if (path / "config.json").is_file() and (path / "weights.safetensors").is_file():
+            return path
+    raise ValueError(
+        f"base = {str(name_or_dir)!r}: no config.json + weights.safetensors there; "
+        f"pass a folder that has both or one of the shipped names {shipped_bases()}"
+    )
+
+
+def save_base(policy: WAM, folder: Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write a base.  float16 halves the file; what is loaded from it is what every digest then refers to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {
+        name: t.detach().cpu().to(t.dtype if name.startswith("normalizer.") else dtype).contiguous().clone()
+        for name, t in policy.state_dict().items()
+    }
+    save_file(weights, folder / "weights.safetensors")
+    (folder / "config.json").write_text(json.dumps(asdict(policy.config), indent=2) + "\n")
+
+
+def load_base(name_or_dir: str | Path, sampler: SamplerConfig | None = None) -> WAM:
+    """Build the policy a base describes, float32.  Raises ValueError for a missing, foreign or damaged base."""
+    folder = find_base(name_or_dir)
+    try:
+        config = TypeAdapter(WAMConfig).validate_json((folder / "config.json").read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{folder / 'config.json'}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    policy = WAM(config, sampler)
+    weights = {name: t.float() for name, t in load_file(folder / "weights.safetensors").items()}
+    load_strict(policy, weights, str(folder / "weights.safetensors"))
+    policy.text.forget()
+    return policy

@@ -1,0 +1,147 @@
+"""The video world model: a multi-view LTX video DiT that denoises future frames and lends its features to the actor.
+
+Built from diffusers' LTX transformer with the parameter names of Genie Envisioner: beside the stock names only
+`view_embed` and `view_ada.1` (and, in the tiny presets, `position_embed`).  Tokens are ordered frame-major, memory
+frames first; memory tokens are clean at network time 0, future tokens noisy at 1000 sigma.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from diffusers.models.transformers.transformer_ltx import LTXVideoTransformer3DModel
+from torch import Tensor, nn
+
+CROSS_VIEW_EVERY = 3
+"""Blocks 0, 3, 6, ... attend across views, the others within one (Genie Envisioner)."""
+
+MIN_SIGMA = 0.05
+"""Floor of the division that turns a predicted sample into a velocity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldConfig:
+    """Sizes of the video DiT."""
+
+    layers: int = 3
+    heads: int = 4
+    head_dim: int = 24
+    "width = heads x head_dim"
+    learned_positions: bool = True
+    "add a learned embedding per patch: LTX's rotary positions are relative, a small network would have to infer from "
+    "the background where it looks; False for Genie Envisioner's weights"
+    prediction: Literal["sample", "velocity"] = "sample"
+    "what the last layer predicts. A velocity carries the token's whole noise, which a network narrower than the token "
+    "cannot hold; the clean sample is low-dimensional and converts exactly. velocity is Genie Envisioner's"
+    rope_scale: tuple[float, float, float] = (1.0, 256.0, 256.0)
+    "position units per frame, row and column; LTX divides by 20, 2048, 2048"
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldOutput:
+    velocity: Tensor
+    "(B, V, F, gh, gw, C), like the noisy future"
+    features: tuple[Tensor, ...]
+    "per block: hidden states (B, V * N, width), N = (M + F) gh gw tokens per view"
+
+
+class WorldModel(LTXVideoTransformer3DModel):
+    """`forward(memory, future, sigma, text, text_mask) -> WorldOutput`."""
+
+    def __init__(
+        self, config: WorldConfig, *, channels: int, text_width: int, tokens_per_frame: int, views: int
+    ) -> None:
+        super().__init__(
+            in_channels=channels,
+            out_channels=channels,
+            num_attention_heads=config.heads,
+            attention_head_dim=config.head_dim,
+            cross_attention_dim=config.width,
+            num_layers=config.layers,
+            caption_channels=text_width,
+        )
+        self.sizes = config
+        self.view_embed = nn.Parameter(0.02 * torch.randn(max(views, 3), config.width))
+        self.view_ada = nn.Sequential(nn.SiLU(), nn.Linear(config.width, 6 * config.width))
+        if config.learned_positions:
+            self.position_embed = nn.Parameter(0.1 * torch.randn(tokens_per_frame, config.width))
+
+    def forward(self, memory: Tensor, future: Tensor, sigma: Tensor, text: Tensor, text_mask: Tensor) -> WorldOutput:
+        """memory (B, V, M, gh, gw, C), noisy future (B, V, F, gh, gw, C), sigma (B,), text (B, L, w), mask (B, L)."""
+        batch, views, num_memory, grid_h, grid_w, channels = memory.shape
+        num_frames, per_frame = num_memory + future.shape[2], grid_h * grid_w
+        tokens = torch.cat([memory, future], dim=2).reshape(batch * views, num_frames * per_frame, channels)
+
+        hidden = self.proj_in(tokens)
+        if self.sizes.learned_positions:
+            hidden = hidden + self.position_embed.repeat(num_frames, 1)
+        ada, embedded = self._modulation(sigma, views, num_memory * per_frame, future.shape[2] * per_frame)
+        rope = self.rope(hidden, num_frames, grid_h, grid_w, self.sizes.rope_scale)
+        caption = self.caption_projection(text)
+        bias = ((1.0 - text_mask) * -10000.0).unsqueeze(1)
+        within = (ada, rope, caption.repeat_interleave(views, 0), bias.repeat_interleave(views, 0))
+        across = (fold(ada, views), (fold(rope[0], views), fold(rope[1], views)), caption, bias)
+
+        features = []
+        for i, block in enumerate(self.transformer_blocks):
+            if i % CROSS_VIEW_EVERY == 0:
+                hidden = unfold(run_block(block, fold(hidden, views), across), views)
+            else:
+                hidden = run_block(block, hidden, within)
+            features.append(fold(hidden, views))
+
+        first = num_memory * per_frame
+        shift, scale = (self.scale_shift_table + embedded[:, first:, None]).unbind(dim=2)
+        out = self.proj_out(self.norm_out(hidden[:, first:]) * (1.0 + scale) + shift)
+        return WorldOutput(velocity=self._velocity(out.reshape(future.shape), future, sigma), features=tuple(features))
+
+    def _modulation(self, sigma: Tensor, views: int, memory_tokens: int, future_tokens: int) -> tuple[Tensor, Tensor]:
+        """AdaLN parameters (B*V, N, 6 width) and time embeddings (B*V, N, width), spread from two times per sample."""
+        batch = sigma.shape[0]
+        times = torch.stack([torch.zeros_like(sigma), 1000.0 * sigma], dim=1)
+        ada, embedded = self.time_embed(times.flatten(), batch_size=batch, hidden_dtype=self.dtype)
+        view = self.view_embed[:views].repeat(batch, 1)[:, None]
+        spread = torch.tensor([memory_tokens, future_tokens], device=sigma.device)
+
+        def per_token(x: Tensor, of_view: Tensor) -> Tensor:
+            x = x.reshape(batch, 2, -1).repeat_interleave(views, 0) + of_view
+            return x.repeat_interleave(spread, dim=1)
+
+        return per_token(ada, self.view_ada(view)), per_token(embedded, view)
+
+    def _velocity(self, out: Tensor, noisy: Tensor, sigma: Tensor) -> Tensor:
+        if self.sizes.prediction == "velocity":
+            return out
+        return (noisy - out) / sigma.clamp(min=MIN_SIGMA).reshape(-1, 1, 1, 1, 1, 1)
+
+
+def fold(x: Tensor, views: int) -> Tensor:
+    """(B*V, N, c) -> (B, V*N, c): the views of a sample as one sequence."""
+    return x.reshape(-1, views * x.shape[1], x.shape[2])
+
+
+def unfold(x: Tensor, views: int) -> Tensor:
+    """(B, V*N, c) -> (B*V, N, c)."""
+    return x.reshape(-1, x.shape[1] // views, x.shape[2])
+
+
+Conditions = tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor]
+"""AdaLN parameters, rotary (cos, sin), caption, caption bias of one call."""
+
+
+def run_block(block: nn.Module, hidden: Tensor, conditions: Conditions) -> Tensor:
+    ada, rope, caption, bias = conditions
+    out: Tensor = block(
+        hidden_states=hidden,
+        encoder_hidden_states=caption,
+        temb=ada,
+        image_rotary_emb=rope,
+        encoder_attention_mask=bias,
+    )
+    return out
