@@ -1,0 +1,104 @@
+"""Losses as pure functions: tensors and coefficients in, a loss or a per-sample term out.  Both learners call them.
+
+No config, model, device or randomness here.  Axes: B batch, V views, F imagined frames, N tokens, C channels; a mask is
+1 on valid entries, and every mean is over valid entries only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of x where mask (broadcastable to x) is 1; 0 if nothing is valid, so that an empty batch has no gradient."""
+    weight = mask.to(x.dtype).expand_as(x)
+    return (x * weight).sum() / weight.sum().clamp(min=1.0)
+
+
+# ------------------------------------------------------------------------------------------------ world model
+
+
+def flow_matching_mse(velocity: Tensor, noise: Tensor, clean: Tensor, mask: Tensor) -> Tensor:
+    """Mean of |v - (eps - x0)|^2 over valid entries (flow matching, arXiv 2210.02747 eq. 21, sigma = 1 is noise).
+
+    velocity, noise, clean (B, V, F, ...) latents; mask (B, F), 1 where the future frame exists.  Returns a scalar.
+    """
+    frames = mask[:, None, :].reshape(mask.shape[0], 1, mask.shape[1], *[1] * (velocity.dim() - 3))
+    return masked_mean((velocity - (noise - clean)).square(), frames)
+
+
+def feature_variance(features: Sequence[Tensor]) -> list[Tensor]:
+    """Diagonal covariance of each layer, (C,) each: variance over batch and tokens of (B, N, C), without gradient.
+
+    Floored at 1e-4 of the layer's mean variance: a channel that is constant on the sample would else make every later
+    difference cost infinitely much.
+    """
+    variances = []
+    for layer in features:
+        flat = layer.detach().float().flatten(0, 1)
+        variance = flat.var(dim=0, unbiased=False)
+        variances.append(variance.clamp(min=float(variance.mean()) * 1e-4 + 1e-12))
+    return variances
+
+
+def feature_kl(
+    features: Sequence[Tensor],
+    reference: Sequence[Tensor],
+    variance: Sequence[Tensor],
+    reference_variance: Sequence[Tensor],
+) -> Tensor:
+    """Gaussian KL(current || reference), mean over layer, token and channel, nats per feature (WAM-RL's regulariser).
+
+    KL = 1/2 [log(s_ref^2 / s^2) + (s^2 + (mu - mu_ref)^2) / s_ref^2 - 1], diagonal covariances.
+    features, reference: L tensors (B, N, C); variances: L tensors (C,).  Gradient flows to `features` alone: the
+    variances are running statistics, so at mu = mu_ref the gradient is exactly zero.
+    """
+    terms = []
+    for mu, mu_ref, s2, s2_ref in zip(features, reference, variance, reference_variance, strict=True):
+        s2, s2_ref = s2.detach().float(), s2_ref.detach().float()
+        square = (mu.float() - mu_ref.detach().float()).square()
+        terms.append(0.5 * (torch.log(s2_ref / s2) + (s2 + square) / s2_ref - 1.0).mean())
+    return torch.stack(terms).mean()
+
+
+# ------------------------------------------------------------------------------------------------ actor and critic
+
+
+def ppo_clip(
+    log_rho: Tensor, advantage: Tensor, mask: Tensor, *, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate -min(rho A, clip(rho, 1 - low, 1 + high) A), arXiv 1707.06347 eq. 7 with two clip widths.
+
+    log_rho = log pi - log mu (behaviour), advantage, mask (B,).  Returns the mean loss and (B,) bool: where the clip
+    took the gradient away, that is where the clipped term is the smaller one and rho lies outside the range.
+    """
+    rho = log_rho.exp()
+    plain = rho * advantage
+    clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high) * advantage
+    return masked_mean(-torch.minimum(plain, clipped), mask), (clipped < plain).detach()
+
+
+def approx_kl(log_rho: Tensor) -> Tensor:
+    """Per-sample estimate of KL(mu || pi) from samples of mu: rho - 1 - log rho >= 0 (Schulman's k3), same shape."""
+    return torch.expm1(log_rho) - log_rho
+
+
+def value_loss(
+    value: Tensor, old_value: Tensor, target: Tensor, mask: Tensor, *, value_clip: float, huber: float
+) -> Tensor:
+    """Huber loss of the critic, the worse of the plain and the clipped prediction (PPO's value clipping).
+
+    All (B,).  The clipped prediction stays within `value_clip` of `old_value` (0: no clipping); errors beyond `huber`
+    cost linearly.  Returns the mean over valid entries.
+    """
+
+    def cost(prediction: Tensor) -> Tensor:
+        return torch.nn.functional.huber_loss(prediction, target, reduction="none", delta=huber)
+
+    loss = cost(value)
+    if value_clip > 0:
+        loss = torch.maximum(loss, cost(old_value + (value - old_value).clamp(-value_clip, value_clip)))
+    return masked_mean(loss, mask)
