@@ -1,0 +1,129 @@
+"""The `wamrl` command line: arguments in, a command of `commands.py` run, an exit code out.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.  Nothing heavy is imported before a command runs, so
+`--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+DONE, FAILED, WRONG_USAGE = 0, 1, 2
+
+TRAIN = """examples:
+  wamrl train --config libero_object_quick --run-dir runs/quick --workers 2 --iterations 2
+  wamrl train --config debug --config learners/grpo --run-dir runs/grpo --actor-learner.lr 1e-4 --seed 3
+  wamrl train --config debug --run-dir runs/grpo --resume auto
+
+Any config key can be overridden as --section.key VALUE; wrong keys are answered with the nearest valid one."""
+EVAL = """example:
+  wamrl eval --checkpoint tiny_libero_object --env libero_object --split held_out --episodes 100 --json eval.json
+
+A checkpoint is a shipped name, a policy folder, a run folder (its newest checkpoint) or one checkpoint of a run."""
+COLLECT = """example:
+  wamrl collect --env libero_object --task 0 --episodes 40 --out data/alphabet_soup --workers 2"""
+PRETRAIN = """example:
+  wamrl pretrain --config pretrain/libero_object --data data --out runs/base"""
+DOCTOR = """example:
+  wamrl doctor"""
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is too small: use at least 1")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="wamrl", description="Online post-training of world-action policies on Ray.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    layers = "a path or a preset's name; repeatable, a later one wins"
+    train = command("train", "Post-train a policy and write a run folder.", TRAIN)
+    train.add_argument("--config", action="append", default=[], metavar="FILE", help=layers)
+    train.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/CONFIG")
+    train.add_argument("--workers", type=positive, metavar="N", help="rollout workers (rollout.num_workers)")
+    train.add_argument("--iterations", type=positive, metavar="N", help="iterations in all, earlier ones included")
+    train.add_argument("--local", action="store_true", help="one process, no Ray: the debugger")
+    train.add_argument("--resume", metavar="auto|DIR", help="auto: continue from the run folder's newest checkpoint")
+
+    evaluate = command("eval", "Measure a policy's success per task.", EVAL)
+    evaluate.add_argument("--checkpoint", required=True, metavar="NAME_OR_DIR")
+    evaluate.add_argument("--env", required=True, metavar="NAME", help="reach or a LIBERO suite, as libero_object")
+    evaluate.add_argument("--split", choices=("train", "held_out"), default="held_out", help="initial states")
+    evaluate.add_argument("--episodes", type=positive, required=True, metavar="N", help="spread evenly over tasks")
+    evaluate.add_argument("--json", type=Path, required=True, metavar="OUT", help="where to write the result")
+    evaluate.add_argument("--workers", type=positive, default=1, metavar="N", help="1 runs without Ray (default)")
+    evaluate.add_argument("--seed", type=int, default=0, metavar="N")
+
+    collect = command("collect", "Record episodes of the scripted expert.", COLLECT)
+    collect.add_argument("--env", required=True, metavar="NAME", help="reach or a LIBERO suite, as libero_object")
+    collect.add_argument("--task", type=int, required=True, metavar="N", help="task id")
+    collect.add_argument("--episodes", type=positive, required=True, metavar="N")
+    collect.add_argument("--out", type=Path, required=True, metavar="DIR")
+    collect.add_argument("--workers", type=positive, default=1, metavar="N", help="processes")
+    collect.add_argument("--seed", type=int, default=0, metavar="N")
+    collect.add_argument("--resolution", type=positive, metavar="PIXELS", help="default: the environment's")
+
+    pretrain = command("pretrain", "Train a base policy on recorded episodes: video stage, then actions.", PRETRAIN)
+    pretrain.add_argument("--config", action="append", default=[], metavar="FILE", help=layers)
+    pretrain.add_argument("--data", type=Path, required=True, metavar="DIR", help="what `wamrl collect` wrote")
+    pretrain.add_argument("--out", type=Path, required=True, metavar="DIR", help="the policy folder to write")
+
+    command("doctor", "Check versions, renderer, devices, memory and every environment.", DOCTOR)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (argparse itself exits with 2 on wrong usage)."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest and args.command not in ("train", "pretrain"):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    from wamrl_ray import commands
+    from wamrl_ray.config_files import ConfigError
+
+    try:
+        return commands.run(args, rest)
+    except ConfigError as error:
+        print(f"wamrl {args.command}: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    except KeyboardInterrupt:
+        print(f"wamrl {args.command}: interrupted", file=sys.stderr)
+        return FAILED
+    except Exception as error:
+        # The border to the user: one line for them, the traceback for whoever mends it.
+        print(f"wamrl {args.command}: {type(error).__name__}: {error}{_keep_traceback(args)}", file=sys.stderr)
+        return FAILED
+
+
+def _keep_traceback(args: argparse.Namespace) -> str:
+    """Into the folder the command writes; on stderr for a command that has none."""
+    folder: Path | None = getattr(args, "run_dir", None) or getattr(args, "out", None)
+    if folder is None or not folder.is_dir():
+        traceback.print_exc()
+        return ""
+    path = folder / "error.log"
+    path.write_text(traceback.format_exc(), encoding="utf-8")
+    return f" (traceback in {path})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""`wamrl eval`: any policy, any split, the same tickets for everyone.  A checkpoint goes in, a JSON file comes out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wamrl_ray import checkpoint as checkpoints
+from wamrl_ray.atomic import write_json
+from wamrl_ray.config_files import ConfigError
+from wamrl_ray.preflight import check_fit, check_renderer, describe_env, env_config, load_policy
+from wamrl_ray.progress import success_text
+
+if TYPE_CHECKING:
+    from wamrl_ray.config import Config
+    from wamrl_ray.policy.wam import WAM
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    env_config(args.env)  # a wrong name is the cheaper thing to find out
+    config, policy = load_any(args.checkpoint)
+    env = env_config(args.env, policy.spec.resolution)
+    spec = describe_env(env, args.split)
+    check_fit(policy.spec, spec, args.checkpoint)
+    check_renderer(env)
+    config = replace(config, env=env, seed=args.seed, rollout=replace(config.rollout, num_workers=args.workers))
+    # An output that cannot be written must not be found out after an hour of episodes.
+    check_writable(args.json)
+
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="wamrl-eval-") as folder:
+        result = _evaluate(config, policy, args, Path(folder))
+    result |= {"checkpoint": args.checkpoint, "seed": args.seed, "wall_s": round(time.monotonic() - started, 3)}
+    write_json(args.json, result)
+    for task in result["tasks"]:
+        print(f"task {task['task_id']:2d}  {success_text(task)}  {task['instruction']}")
+    print(f"success  {success_text(result)}  ({result['env']}, {result['split']}; written to {args.json})")
+    return 0
+
+
+def load_any(name_or_dir: str) -> tuple[Config, WAM]:
+    """A shipped name, a policy folder, a checkpoint of a run or a run folder -> its config and policy."""
+    from wamrl_ray.config import Config, from_json
+    from wamrl_ray.local import load_checkpoint_pair
+
+    folder = find_checkpoint(Path(name_or_dir))
+    if folder is None:
+        return Config(base=name_or_dir), load_policy(name_or_dir)
+    config = from_json((folder / "config.json").read_text(encoding="utf-8"))
+    policy = load_policy(config.base, config.sampler)
+    try:
+        load_checkpoint_pair(folder, policy)
+    except (ValueError, checkpoints.CheckpointError) as error:
+        raise ConfigError(f"--checkpoint {name_or_dir}: {error}") from None
+    return config, policy
+
+
+def find_checkpoint(folder: Path) -> Path | None:
+    """The folder itself if it is a run's checkpoint, the newest one if it is a run, None if it is neither."""
+    if (folder / checkpoints.MANIFEST).is_file():
+        return folder
+    if not (folder / "checkpoints").is_dir():
+        return None
+    newest = checkpoints.load_latest(folder / "checkpoints")
+    if newest is None:
+        raise ConfigError(f"--checkpoint {folder}: the run has no complete checkpoint yet")
+    return newest
+
+
+def check_writable(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--json {path}: {error.strerror}; name a file in a folder you can write to") from None
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--json {path}: is not a file that can be written; name another")
+
+
+def _evaluate(config: Config, policy: WAM, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    if args.workers == 1:
+        from wamrl_ray.local import evaluate_local
+
+        return evaluate_local(
+            config.env, policy, args.split, args.episodes, seed=args.seed, config=config, folder=folder
+        )
+    from wamrl_ray.cluster_eval import evaluate_cluster
+
+    return evaluate_cluster(config, policy, args.split, args.episodes, folder=folder)

@@ -1,0 +1,196 @@
+"""Every metric's name, unit and meaning, and where they are written.  The training loop feeds it; people read it.
+
+    {"learner/actor/approx_kl": 0.01, ...} ──► MetricsWriter ──► metrics.jsonl (one line per iteration), TensorBoard
+
+The table is the documentation: `docs/metrics.md` is generated from it and a test compares a run's names with it.
+A name is `part/what_unit`; `{k}` in a name stands for a number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from wamrl_ray.types import Metrics
+
+JSONL = "metrics.jsonl"
+
+EXPLAINED: Mapping[str, tuple[str, str]] = {
+    "actor/advantage_std": ("reward", "spread of the advantages over all valid decisions, before normalisation (gae)"),
+    "actor/approx_kl_nats": (
+        "nats per decision",
+        "KL to the behaviour policy estimated from the probability ratios (k3)",
+    ),
+    "actor/behaviour_logprob_gap_nats": (
+        "nats per decision",
+        "difference between the log-prob the worker stored and the learner's recomputation",
+    ),
+    "actor/clip_fraction": ("share", "decisions whose ratio lay outside the clip range"),
+    "actor/clip_fraction_step{k}": ("share", "the same, decisions whose random step was k"),
+    "actor/critic_grad_norm": ("norm", "gradient norm of the critic before clipping"),
+    "actor/decisions_count": ("decisions", "decisions the update was made on"),
+    "actor/dropped_error_count": ("episodes", "episodes left out of the update because they carry an error"),
+    "actor/explained_variance": (
+        "share",
+        "of the value targets' variance that the critic explains; 1 is perfect, 0 no better than a constant",
+    ),
+    "actor/filtered_group_share": (
+        "share",
+        "groups left out because all, or none, of their episodes succeeded (group)",
+    ),
+    "actor/grad_norm": ("norm", "gradient norm of the action expert before clipping"),
+    "actor/kl_to_base_nats": ("nats per decision", "exact transition KL to the base expert, the anchor's size"),
+    "actor/kl_to_behaviour_nats": (
+        "nats per decision",
+        "exact transition KL to the expert that acted; `target_kl` stops an update on it",
+    ),
+    "actor/kl_to_behaviour_step{k}_nats": ("nats per decision", "the same, decisions whose random step was k"),
+    "actor/policy_loss": ("loss", "clipped surrogate, mean over the update"),
+    "actor/ratio_deviation_mean": ("ratio", "mean distance of the ratio from 1"),
+    "actor/ratio_mean": ("ratio", "mean probability ratio to the behaviour policy; 1 before the first step"),
+    "actor/skipped_count": ("steps", "gradient steps skipped since the start because loss or gradient was not finite"),
+    "actor/stopped_early": ("0 or 1", "whether `target_kl` ended the update early"),
+    "actor/updates_count": ("updates", "actor updates since the start"),
+    "actor/value_loss": ("loss", "Huber loss of the critic"),
+    "actor/value_mean": ("reward", "mean value before the update"),
+    "actor/value_target_mean": ("reward", "mean value target"),
+    "actor/zero_advantage_share": (
+        "share",
+        "episodes that teach nothing because their group all got the same return (group)",
+    ),
+    "broker/committed": ("0 or 1", "whether this iteration published a new pair"),
+    "broker/epoch": ("epochs", "of the current pair; rises at every start, restore and recovery"),
+    "broker/feature_drift_nats": (
+        "nats per feature",
+        "mean feature KL between the current world and the one its actor was trained against",
+    ),
+    "broker/kept_pairs": ("pairs", "whose weights are available"),
+    "broker/leases": ("workers", "that hold a pair"),
+    "broker/pairs_committed": ("pairs", "published since the start, the base not counted"),
+    "broker/publish_lag_updates": ("updates", "staged and not yet published, of the component that lags most"),
+    "broker/refused_digest": ("offers", "refused since the start because the content did not hash to its digest"),
+    "broker/refused_drift": ("offers", "refused since the start because the world had drifted too far from its actor"),
+    "broker/refused_drift_unknown": ("offers", "refused since the start because nobody measured the drift"),
+    "broker/refused_interface": (
+        "offers",
+        "refused since the start because codec, text encoder, normaliser or sizes differ",
+    ),
+    "broker/refused_layout": ("offers", "refused since the start because tensor names or shapes differ"),
+    "broker/seq": ("pairs", "number of the current pair within its epoch"),
+    "reward/decision_mean": ("reward", "mean over decisions of reconstruction and success reward together"),
+    "reward/reconstruction_mean": (
+        "reward",
+        "mean over decisions; 1 is 'did what was imagined', 0 'stood still' (progress shaping)",
+    ),
+    "reward/scored_share": ("share", "decisions with an executed frame to compare with"),
+    "reward/success_share": ("share", "episodes that succeeded, as the actor learner sees them"),
+    "rollout/bytes": ("bytes", "of the iteration's episodes"),
+    "rollout/deadlines_missed": ("tickets", "since the start: no episode in time, the worker was killed"),
+    "rollout/decisions": ("decisions", "of the iteration"),
+    "rollout/env_reward": ("reward", "mean per episode of the environment's own reward"),
+    "rollout/env_steps": ("env steps", "of the iteration"),
+    "rollout/episode_length_steps": ("env steps", "mean per episode"),
+    "rollout/episodes": ("episodes", "of the iteration"),
+    "rollout/reissued_tickets": ("tickets", "given out again since the start after a failed attempt"),
+    "rollout/staleness_max_updates": ("pairs", "committed between acting and consuming, worst episode"),
+    "rollout/staleness_updates": ("pairs", "committed between acting and consuming, mean; 0 in a synchronous run"),
+    "rollout/success_rate": ("share", "successful training episodes (with exploration noise)"),
+    "rollout/successes": ("episodes", "successful ones of the iteration"),
+    "rollout/total_env_steps": ("env steps", "since the start of the run"),
+    "rollout/total_episodes": ("episodes", "since the start of the run"),
+    "rollout/worker_errors": ("attempts", "since the start that ended in an exception or a dead worker"),
+    "rollout/worker_restarts": ("restarts", "of worker processes since the start"),
+    "rollout/workers": ("workers", "ready or busy"),
+    "store/bytes": ("bytes", "held for the video learner"),
+    "store/dropped_error_failure": ("episodes", "unsuccessful ones with an error, not stored, since the start"),
+    "store/dropped_error_success": ("episodes", "successful ones with an error, not stored, since the start"),
+    "store/dropped_evicted_success": ("episodes", "successes removed to make room, since the start"),
+    "store/dropped_failure": ("episodes", "not stored because they did not succeed, since the start"),
+    "store/dropped_too_large_success": ("episodes", "successes larger than the whole store, since the start"),
+    "store/episodes": ("episodes", "held for the video learner"),
+    "store/tasks": ("tasks", "with at least one success in the store"),
+    "time/iteration_s": ("s", "wall time of the iteration"),
+    "time/publish_s": ("s", "export, drift, commit"),
+    "time/rollout_s": ("s", "making the episodes"),
+    "time/update_s": ("s", "both updates, which run side by side"),
+    "time/wall_s": ("s", "wall time of the run, earlier attempts included"),
+    "video/episodes_count": ("episodes", "successful ones the world update was made on"),
+    "video/feature_kl_nats": ("nats per feature", "KL of the current features to the pretrained reference's"),
+    "video/flow_loss": ("loss", "flow-matching error of the world model on executed frames"),
+    "video/grad_norm": ("norm", "gradient norm of the world model before clipping"),
+    "video/new_episodes": ("episodes", "successes of this iteration among them"),
+    "video/replayed_episodes": ("episodes", "earlier successes among them"),
+    "video/skipped": ("0 or 1", "no success to train on, now or earlier: the world stays"),
+    "video/skipped_count": ("steps", "gradient steps skipped since the start because loss or gradient was not finite"),
+    "video/steps_count": ("steps", "gradient steps of the update"),
+    "video/windows_count": ("windows", "decisions with an executed future to train on"),
+}
+"""Name -> (unit, one line)."""
+
+
+def explained(name: str) -> tuple[str, str] | None:
+    """(unit, meaning) of a metric, None if the table does not know it."""
+    return EXPLAINED.get(name) or EXPLAINED.get(re.sub(r"\d+", "{k}", name))
+
+
+def as_markdown() -> str:
+    """The table of `docs/metrics.md`; `python -m wamrl_ray.metrics > docs/metrics.md` writes it."""
+    lines = [
+        "# Metrics",
+        "",
+        "One line per iteration in a run folder's `metrics.jsonl`, and the same names in TensorBoard.",
+        "",
+        "| name | unit | meaning |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{name}` | {unit} | {meaning} |" for name, (unit, meaning) in sorted(EXPLAINED.items())]
+    return "\n".join(lines) + "\n"
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """The lines of a run's metrics file, oldest first; empty if there is none.
+
+    A last line without its end was torn by a kill and is left out: its iteration is done again.
+    """
+    path = run_dir / JSONL
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+class MetricsWriter:
+    """Appends a run's metrics to its folder; at a resume, what an earlier attempt wrote beyond it is dropped first.
+
+    `first_iteration` is the iteration whose metrics come next: 0 for a fresh run, the number done for a resumed one.
+    """
+
+    def __init__(self, run_dir: Path, first_iteration: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # a second to import, and not every command needs it
+
+        run_dir.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in read_metrics(run_dir) if line["iteration"] < first_iteration]
+        self._path = run_dir / JSONL
+        self._path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=first_iteration)
+
+    def write(self, iteration: int, metrics: Metrics) -> None:
+        """One line {"iteration": i, name: value, ...} and one point per curve, on disk when this returns."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"iteration": iteration, **dict(sorted(metrics.items()))}, allow_nan=False) + "\n")
+        for name, value in sorted(metrics.items()):
+            self._board.add_scalar(name, value, iteration)
+        self._board.flush()
+
+    def close(self) -> None:
+        self._board.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

@@ -1,0 +1,93 @@
+"""What is checked before any worker, learner or simulator is started.  Commands feed it; it answers with ConfigError.
+
+Each check names the field or option, its value and the remedy, so a wrong run ends in a second with exit code 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wamrl_ray.config_files import ConfigError
+from wamrl_ray.types import EnvSpec, PolicySpec, Split
+
+if TYPE_CHECKING:
+    from wamrl_ray.config import Config, EnvConfig
+    from wamrl_ray.policy.flow_sde import SamplerConfig
+    from wamrl_ray.policy.wam import WAM
+
+ENV_NAMES = "reach, counting, or a LIBERO suite such as libero_object"
+
+
+def check_run(config: Config) -> EnvSpec:
+    """Base, environment, their fit, and the renderer.  Returns the environment's spec."""
+    policy = load_policy(config.base, config.sampler)
+    env_spec = describe_env(config.env)
+    check_fit(policy.spec, env_spec, config.base)
+    check_renderer(config.env)
+    return env_spec
+
+
+def load_policy(name_or_dir: str | Path, sampler: SamplerConfig | None = None) -> WAM:
+    """The base of that name or folder; ConfigError lists the shipped ones if there is none."""
+    from wamrl_ray.policy.bases import load_base
+
+    try:
+        return load_base(name_or_dir, sampler)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def describe_env(env: EnvConfig, split: Split = "train") -> EnvSpec:
+    """The spec of an environment, without starting its simulator."""
+    from envs.build import make_env
+
+    try:
+        built = make_env(env, split)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise ConfigError(f"env.kind = {env.kind!r} cannot be built: {error}") from None
+    spec = built.env_spec
+    built.close()  # type: ignore[no-untyped-call]
+    return spec
+
+
+def check_fit(policy: PolicySpec, env: EnvSpec, base: str | Path) -> None:
+    """A policy acts only in an environment with its own sizes and views."""
+    for name in ("resolution", "action_dim", "state_dim", "views"):
+        wanted, found = getattr(policy, name), getattr(env, name)
+        if wanted != found:
+            raise ConfigError(
+                f"base = {str(base)!r} was made for {name} = {wanted!r}, but env {env.name!r} has {name} = {found!r}: "
+                "use a base of this environment, or give the environment the base's size"
+            )
+
+
+def check_renderer(env: EnvConfig) -> None:
+    """An off-screen GL context can be made, if this environment draws with one."""
+    if env.kind != "libero":
+        return
+    from envs.render import probe_renderer
+
+    try:
+        probe_renderer()
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from None
+
+
+def env_config(name: str, resolution: int | None = None) -> EnvConfig:
+    """`--env NAME` as a config; `resolution` is the policy's, None the environment's default."""
+    from envs.counting import CountingConfig
+    from envs.libero import LiberoConfig
+    from envs.reach import ReachConfig
+
+    env: EnvConfig
+    if name == "reach":
+        env = ReachConfig()
+    elif name == "counting":
+        env = CountingConfig()
+    elif name.startswith("libero"):
+        env = LiberoConfig(suite=name)
+    else:
+        raise ConfigError(f"--env {name}: unknown environment; use {ENV_NAMES}")
+    return env if resolution is None else replace(env, resolution=resolution)
