@@ -21,13 +21,15 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------ world model
 
 
-def flow_matching_mse(velocity: Tensor, noise: Tensor, clean: Tensor, mask: Tensor) -> Tensor:
-    """Mean of |v - (eps - x0)|^2 over valid entries (flow matching, arXiv 2210.02747 eq. 21, sigma = 1 is noise).
+def flow_matching_mse(velocity: Tensor, noise: Tensor, clean: Tensor, mask: Tensor, *, weight: Tensor) -> Tensor:
+    """Mean of w |v - (eps - x0)|^2 over valid entries (flow matching, arXiv 2210.02747 eq. 21, sigma = 1 is noise).
 
-    velocity, noise, clean (B, V, F, ...) latents; mask (B, F), 1 where the future frame exists.  Returns a scalar.
+    velocity, noise, clean (B, V, F, ...) latents; mask (B, F), 1 where the future frame exists; weight (B,), such as
+    `WAM.flow_weight`.  Returns a scalar.
     """
     frames = mask[:, None, :].reshape(mask.shape[0], 1, mask.shape[1], *[1] * (velocity.dim() - 3))
-    return masked_mean((velocity - (noise - clean)).square(), frames)
+    error = (velocity - (noise - clean)).square() * weight.reshape(-1, *[1] * (velocity.dim() - 1))
+    return masked_mean(error, frames)
 
 
 def feature_variance(features: Sequence[Tensor]) -> list[Tensor]:

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from learners.losses import flow_matching_mse
 from wamrl_ray.policy.bases import save_base
 from wamrl_ray.policy.wam import WAM, Context, WAMConfig
 from wamrl_ray.types import Demonstration, Metrics, seed_sequence
@@ -46,7 +47,10 @@ class PretrainConfig:
     "of the weights that are saved as the base"
     sigma_one_share: float = 0.5
     video_weight: float = 0.2
-    "of the video loss in the action stage"
+    "of the video loss at sigma = 1 in the action stage"
+    video_every: int = 4
+    "every n-th step of the action stage is a step of the video stage, else the other noise levels, which imagining "
+    "needs, are forgotten"
     state_weight: float = 0.1
     "of the future-state channels beside the action channels"
     brightness: float = 0.1
@@ -60,6 +64,10 @@ class PretrainConfig:
     @property
     def total_steps(self) -> int:
         return self.video_steps + self.action_steps
+
+    def trains_action(self, step: int) -> bool:
+        """Whether this step takes the action loss."""
+        return step >= self.video_steps and (step + 1) % self.video_every != 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +139,6 @@ def batch_loss(
 
     obs = policy.encode(lit(windows.frames[windows.memory[picks]]), [windows.instruction[int(i)] for i in picks])
     future = policy.encode_future(lit(windows.frames[windows.future[picks]]))
-    seen = windows.seen[picks][:, None, :, None, None, None]
     noise = torch.randn(future.shape, generator=generator)
     sigma = torch.ones(n)
     if not action:
@@ -139,8 +146,9 @@ def batch_loss(
         sigma = torch.where(torch.rand(n, generator=generator) < config.sigma_one_share, sigma, uniform.clamp(min=0.02))
     at = sigma.reshape(-1, 1, 1, 1, 1, 1)
     out = policy.world_forward(obs, (1.0 - at) * future + at * noise, sigma)
-    error = (out.velocity - (noise - future)).square() * seen * policy.flow_weight(sigma).reshape(at.shape)
-    video = error.sum() / (seen.sum() * future[0, :, 0].numel()).clamp(min=1.0)
+    video = flow_matching_mse(
+        out.velocity, noise, future, windows.seen[picks], weight=policy.flow_weight(sigma)
+    )
     if not action:
         return video, {"pretrain/video_loss": float(video.detach())}
 
@@ -204,7 +212,7 @@ def pretrain(
     for step in range(start, config.total_steps):
         generator = torch.Generator().manual_seed(int(seed_sequence(config.seed, step, "learner").generate_state(1)[0]))
         picks = torch.randint(len(train), (config.batch_size,), generator=generator)
-        loss, metrics = batch_loss(policy, train, picks, generator, config, action=step >= config.video_steps)
+        loss, metrics = batch_loss(policy, train, picks, generator, config, action=config.trains_action(step))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
         optimizer.zero_grad(set_to_none=True)

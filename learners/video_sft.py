@@ -50,8 +50,7 @@ class VideoSFTConfig:
     "share of each batch trained at sigma = 1, the only noise level whose features the action expert reads; the KL is "
     "taken on these rows, of which there is always one"
     sigma_min: float = 0.2
-    "the other rows are uniform in [sigma_min, 1]; an imagination in 4 steps visits nothing below 0.25, and a network "
-    "that predicts the clean sample weighs its error by 1 / sigma^2 there"
+    "the other rows are uniform in [sigma_min, 1]; an imagination in 4 steps visits nothing below 0.25"
     replay: float = 0.5
     "share of windows drawn from earlier stored successes, the rest from this iteration's; read by whoever picks the "
     "episodes (the training loop), so that few new successes do not wash out the old ones"
@@ -162,7 +161,9 @@ class VideoSFTLearner:
         if all(bool(torch.isfinite(layer).all()) for layer in variance):
             self.variance = variance
         return {
-            "flow_loss": flow_matching_mse(out.velocity, noise, clean, batch.seen.to(noise.device)),
+            "flow_loss": flow_matching_mse(
+                out.velocity, noise, clean, batch.seen.to(noise.device), weight=self.policy.flow_weight(sigma)
+            ),
             "feature_kl_nats": feature_kl(features, reference, self.variance, self.reference_variance),
         }
 

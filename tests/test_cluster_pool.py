@@ -158,3 +158,10 @@ def test_closing_the_pool_closes_every_worker() -> None:
     pool, workers = pool_of(2, lambda name, ticket: None)
     pool.close()
     assert all(worker.closed for worker in workers)
+
+
+def test_a_worker_stays_with_its_task_while_there_are_tickets_of_it() -> None:
+    pool, workers = pool_of(1, lambda name, ticket: None)
+    tickets = [replace(ticket(i), task_id=i % 2) for i in range(6)]
+    assert ids(pool.run(tickets, pair())) == [0, 1, 2, 3, 4, 5]
+    assert workers[0].ran == [0, 2, 4, 1, 3, 5]

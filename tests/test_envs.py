@@ -1,4 +1,4 @@
-"""What every environment must do, checked on all of them; and what reach, counting and the renderer probe add."""
+"""What every environment must do, checked on all of them; and what reach and counting add."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
-from envs import render
 from envs.base import ChunkEnv
 from envs.build import EnvConfig, make_env
 from envs.counting import CountingConfig
@@ -272,34 +271,6 @@ def test_reach_draws_the_discs_where_they_are() -> None:
 
         assert (pixel(red), pixel(blue), pixel(start)) == ([220, 60, 50], [60, 90, 230], [255, 255, 255])
         assert env.env_spec.instructions == ("go to the red disc", "go to the blue disc")
-
-
-# ------------------------------------------------------------------------------------------------ renderer
-
-
-def test_the_renderer_named_by_the_user_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUJOCO_GL", "egl")
-    assert render.choose_renderer() == "egl"
-
-
-def test_a_missing_renderer_is_reported_with_the_command_that_installs_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MUJOCO_GL", raising=False)
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
-    with pytest.raises(RuntimeError, match="run `apt-get install libosmesa6`"):
-        render.choose_renderer()
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libEGL.so.1" if name == "EGL" else "no_such_file.so")
-    monkeypatch.setattr("ctypes.CDLL", lambda name: (_ for _ in ()).throw(OSError) if "no_such" in name else object())
-    assert render.choose_renderer() == "egl"
-
-
-def test_the_probe_names_the_renderer_or_the_remedy_and_keeps_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    assert render.probe_renderer(150.0).startswith("osmesa: ")
-    with pytest.raises(RuntimeError, match="within 0.01 s: run `apt-get install libosmesa6`"):
-        render.probe_renderer(0.01)
-    monkeypatch.setenv("MUJOCO_GL", "no_such_backend")
-    with pytest.raises(RuntimeError, match="MUJOCO_GL=no_such_backend makes no GL context .*libosmesa6"):
-        render.probe_renderer(150.0)
 
 
 # ------------------------------------------------------------------------------------------------ configs

@@ -109,16 +109,17 @@ def test_flow_matching_compares_the_velocity_with_noise_minus_data() -> None:
     shape = (1, 1, 2, 1, 1, 1)
     velocity = torch.tensor([1.0, 5.0]).reshape(shape)
     noise, clean = torch.tensor([2.0, 2.0]).reshape(shape), torch.tensor([0.5, 0.0]).reshape(shape)
-    both = flow_matching_mse(velocity, noise, clean, torch.ones(1, 2))
+    both = flow_matching_mse(velocity, noise, clean, torch.ones(1, 2), weight=torch.ones(1))
     assert float(both) == pytest.approx(((1 - 1.5) ** 2 + (5 - 2) ** 2) / 2)
-    first = flow_matching_mse(velocity, noise, clean, torch.tensor([[1.0, 0.0]]))
-    assert float(first) == pytest.approx(0.25)
+    first = flow_matching_mse(velocity, noise, clean, torch.tensor([[1.0, 0.0]]), weight=torch.tensor([0.5]))
+    assert float(first) == pytest.approx(0.125)
 
 
 def test_frames_that_do_not_exist_give_no_gradient() -> None:
     velocity = torch.randn(2, 2, 2, 3, 3, 4, requires_grad=True)
     mask = torch.tensor([[True, False], [False, False]])
-    flow_matching_mse(velocity, torch.zeros_like(velocity), torch.zeros_like(velocity), mask).backward()
+    zeros = torch.zeros_like(velocity)
+    flow_matching_mse(velocity, zeros, zeros, mask, weight=torch.ones(2)).backward()
     assert velocity.grad is not None
     assert velocity.grad[0, :, 0].all() and not velocity.grad[0, :, 1].any() and not velocity.grad[1].any()
 

@@ -159,14 +159,23 @@ def test_world_noise_is_a_function_of_each_seed_alone(policy: WAM) -> None:
     assert torch.equal(policy.world_noise([9])[0], noise[1])
 
 
-def test_a_predicted_sample_converts_to_the_velocity_that_leads_to_it(policy: WAM) -> None:
+def test_a_predicted_residual_converts_to_the_velocity_that_leads_to_the_sample(policy: WAM) -> None:
     obs, _, _ = observations(policy, 2)
+    torch.nn.init.normal_(policy.world.proj_out.weight)
     noisy, sigma = torch.randn(policy.world_noise([0, 1]).shape), torch.tensor([1.0, 0.5])
     with torch.no_grad():
         velocity = policy.world_forward(obs, noisy, sigma).velocity
         policy.world.sizes = replace(policy.world.sizes, prediction="velocity")
-        sample = policy.world_forward(obs, noisy, sigma).velocity
-    torch.testing.assert_close(noisy - sigma.reshape(-1, 1, 1, 1, 1, 1) * velocity, sample, rtol=1e-4, atol=1e-5)
+        residual = policy.world_forward(obs, noisy, sigma).velocity
+    reached = noisy - sigma.reshape(-1, 1, 1, 1, 1, 1) * velocity
+    torch.testing.assert_close(reached - obs.memory[:, :, -1:], residual, rtol=1e-4, atol=1e-5)
+
+
+def test_an_untrained_world_imagines_that_nothing_moves(policy: WAM) -> None:
+    obs, frames, _ = observations(policy, 2)
+    imagined = policy.imagine(obs, [0, 1], steps=4)
+    still = (frames[:, -1:] / 255.0).expand_as(imagined)
+    torch.testing.assert_close(imagined, still, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ def test_imagining_nothing_and_doing_nothing_earns_nothing() -> None:
     """The hole of a bare negative distance, which pays its maximum here."""
     now = scene(0, 1)
     assert reward_of(now[:, None], now[:, None], now) == 0.0
-    assert reward_of(now[:, None] + 1e-3, now[:, None], now) == 0.0
+    assert reward_of(now[:, None] + 1e-3, scene(4, 1, 1), now) == 0.0  # imagined less than epsilon: not judged
     negative = RewardConfig(shaping="negative")
     trying = reward_of(scene(4, 1, 1), scene(3, 1, 1), now, negative)
     assert reward_of(now[:, None], now[:, None], now, negative) == 0.0 > trying

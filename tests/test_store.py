@@ -39,8 +39,11 @@ def test_only_successes_enter_and_the_rest_is_counted_by_reason():
 
 
 def test_the_oldest_of_the_best_filled_task_leaves_first():
-    # Task 0 has 3 of 10 bytes, task 1 has 1: at 40 bytes the fifth pushes out ticket 0, the sixth ticket 2.
-    store = filled([summary(0, 0), summary(1, 1), summary(2, 0), summary(3, 0), summary(4, 1), summary(5, 1)], 40)
+    # Room for four.  Ticket 4 finds task 0 with three of four: ticket 1 goes, though ticket 0 is older.  Ticket 5 finds
+    # task 1 with three of five (0, 4, 5): ticket 0 goes.
+    store = filled([summary(0, 1), summary(1, 0), summary(2, 0), summary(3, 0), summary(4, 1)], 40)
+    assert sorted(set(ids(store.sample(99, np.random.SeedSequence(0))))) == [0, 2, 3, 4]
+    store.add(summary(5, 1), "handle 5")
     assert sorted(set(ids(store.sample(99, np.random.SeedSequence(0))))) == [2, 3, 4, 5]
     assert store.metrics()["store/dropped_evicted_success"] == 2
 

@@ -221,7 +221,6 @@ def test_stop_and_resume_equals_an_uninterrupted_run(tmp_path: Path, stop_after:
     resumed = run_training(counting(tmp_path / "parts"), iterations=4, resume="auto")
     for key in whole.keys() - {"wall_s"}:
         assert resumed[key] == whole[key], key
-    assert resumed["wall_s"] > first["wall_s"]
 
 
 def test_a_killed_run_continues_from_its_last_checkpoint_under_a_newer_epoch(tmp_path: Path):

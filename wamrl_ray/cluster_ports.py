@@ -6,6 +6,7 @@ exception arrives as it was raised there, with the remote stack as a note, so th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -17,6 +18,9 @@ from wamrl_ray.cluster_broker import Puller
 from wamrl_ray.rollout import EpisodeSummary
 from wamrl_ray.types import Metrics, Pair, Snapshot, Ticket
 
+COLOUR = re.compile(r"\x1b\[\d+m")
+"""Terminal colours, which Ray puts into the text of a remote stack."""
+
 
 def as_future(ref: Any, name: str) -> Future[Any]:
     """The ref's value; a remote exception as it was raised there, its stack as a note; a death said in plain words."""
@@ -27,7 +31,7 @@ def as_future(ref: Any, name: str) -> Future[Any]:
         if error is None:
             out.set_result(inner.result())
         elif isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
-            error.cause.add_note(f"raised in {name}:\n{error.traceback_str}")
+            error.cause.add_note(f"raised in {name}:\n{COLOUR.sub('', str(error))}")
             out.set_exception(error.cause)
         elif isinstance(error, RayActorError):
             death = RuntimeError(f"the process of {name} died")

@@ -37,6 +37,7 @@ def train(args: argparse.Namespace, rest: Sequence[str]) -> int:
     check_run_dir(run_dir, args.resume, config)
     check_run(config)
     run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "error.log").unlink(missing_ok=True)  # of an earlier attempt
     with Progress(config.iterations) as progress, Recorder(run_dir, progress) as recorder:
         summary = _run(config, run_dir, args.local, args.resume, recorder)
     write_curves(run_dir)

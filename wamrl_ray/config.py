@@ -94,7 +94,7 @@ class EvaluationConfig:
     "episodes per evaluation, spread evenly over tasks, then initial states; base and final use the same ones"
     every: int = 0
     "iterations between evaluations; 0 = base and final only"
-    split: Split = "train"
+    split: Split = "held_out"
     "which initial states"
 
     def __post_init__(self) -> None:

@@ -132,8 +132,9 @@ class LocalPool:
         if self._loaded != (pair.world, pair.actor):
             self._policy.load_pair(world, actor)
             self._loaded = (pair.world, pair.actor)
-        episodes = [self._attempt(ticket, pair) for ticket in tickets]
-        return [(summarise(episode), episode) for episode in episodes]
+        by_task = sorted(range(len(tickets)), key=lambda place: tickets[place].task_id)  # a simulator holds one task
+        episodes = {place: self._attempt(tickets[place], pair) for place in by_task}
+        return [(summarise(episodes[place]), episodes[place]) for place in range(len(tickets))]
 
     def metrics(self) -> Metrics:
         """The names that `cluster_pool.ElasticPool` uses."""

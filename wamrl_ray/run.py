@@ -256,7 +256,7 @@ def check_same_config(saved: Mapping[str, Any], now: Mapping[str, Any], folder: 
     Free to differ is how long and how often, who works, and on which device, because the machine may be another one
     (the last bits of the weights are then another device's).
     """
-    free = ("iterations", "device", "checkpoint.", "evaluation.every")
+    free: tuple[str, ...] = ("iterations", "device", "checkpoint.", "evaluation.every")
     free += ("rollout.num_workers", "rollout.deadline_s", "rollout.max_attempts")
 
     def fixed(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ class PatchCodec:
     """Space-to-depth: a p x p RGB patch is one latent of 3 p^2 channels in [-1, 1].  Nothing to train, exact inverse.
 
     16 x 16 patches have 768 channels, more than a tiny network is wide, so the network predicts the clean sample, which
-    is low-dimensional, and never the noise itself (`WAMConfig.prediction`).
+    is low-dimensional, and never the noise itself (`WorldConfig.prediction`).
     """
 
     patch: int

@@ -176,12 +176,12 @@ class WAM(nn.Module):
         return out
 
     def flow_weight(self, sigma: Tensor) -> Tensor:
-        """(B,) weight of the squared velocity error: sigma^2 for a network that predicts the sample, else 1.
+        """(B,) weight of the squared velocity error: sigma^2 for a network that predicts the residual, else 1.
 
-        It makes the loss the plain mean squared error of what the network predicts; unweighted, a predicted sample's
+        It makes the loss the plain mean squared error of what the network predicts; unweighted, a predicted residual's
         error is divided by sigma^2 and the nearly clean levels drown the rest.
         """
-        return sigma.square() if self.config.world.prediction == "sample" else torch.ones_like(sigma)
+        return sigma.square() if self.config.world.prediction == "residual" else torch.ones_like(sigma)
 
     def context_of(self, features: tuple[Tensor, ...]) -> Context:
         """Wrap the features of a pass at sigma = 1."""

@@ -32,9 +32,10 @@ class WorldConfig:
     learned_positions: bool = True
     "add a learned embedding per patch: LTX's rotary positions are relative, a small network would have to infer from "
     "the background where it looks; False for Genie Envisioner's weights"
-    prediction: Literal["sample", "velocity"] = "sample"
+    prediction: Literal["residual", "velocity"] = "residual"
     "what the last layer predicts. A velocity carries the token's whole noise, which a network narrower than the token "
-    "cannot hold; the clean sample is low-dimensional and converts exactly. velocity is Genie Envisioner's"
+    "cannot hold; the clean sample minus the newest memory frame is low-dimensional, starts at 'nothing moves' and "
+    "converts exactly. velocity is Genie Envisioner's"
     rope_scale: tuple[float, float, float] = (1.0, 256.0, 256.0)
     "position units per frame, row and column; LTX divides by 20, 2048, 2048"
 
@@ -69,6 +70,9 @@ class WorldModel(LTXVideoTransformer3DModel):
         self.sizes = config
         self.view_embed = nn.Parameter(0.02 * torch.randn(max(views, 3), config.width))
         self.view_ada = nn.Sequential(nn.SiLU(), nn.Linear(config.width, 6 * config.width))
+        if config.prediction == "residual":
+            nn.init.zeros_(self.proj_out.weight)
+            nn.init.zeros_(self.proj_out.bias)
         if config.learned_positions:
             self.position_embed = nn.Parameter(0.1 * torch.randn(tokens_per_frame, config.width))
 
@@ -99,7 +103,8 @@ class WorldModel(LTXVideoTransformer3DModel):
         first = num_memory * per_frame
         shift, scale = (self.scale_shift_table + embedded[:, first:, None]).unbind(dim=2)
         out = self.proj_out(self.norm_out(hidden[:, first:]) * (1.0 + scale) + shift)
-        return WorldOutput(velocity=self._velocity(out.reshape(future.shape), future, sigma), features=tuple(features))
+        velocity = self._velocity(out.reshape(future.shape), memory, future, sigma)
+        return WorldOutput(velocity=velocity, features=tuple(features))
 
     def _modulation(self, sigma: Tensor, views: int, memory_tokens: int, future_tokens: int) -> tuple[Tensor, Tensor]:
         """AdaLN parameters (B*V, N, 6 width) and time embeddings (B*V, N, width), spread from two times per sample."""
@@ -115,10 +120,10 @@ class WorldModel(LTXVideoTransformer3DModel):
 
         return per_token(ada, self.view_ada(view)), per_token(embedded, view)
 
-    def _velocity(self, out: Tensor, noisy: Tensor, sigma: Tensor) -> Tensor:
+    def _velocity(self, out: Tensor, memory: Tensor, noisy: Tensor, sigma: Tensor) -> Tensor:
         if self.sizes.prediction == "velocity":
             return out
-        return (noisy - out) / sigma.clamp(min=MIN_SIGMA).reshape(-1, 1, 1, 1, 1, 1)
+        return (noisy - memory[:, :, -1:] - out) / sigma.clamp(min=MIN_SIGMA).reshape(-1, 1, 1, 1, 1, 1)
 
 
 def fold(x: Tensor, views: int) -> Tensor:
