@@ -15,11 +15,15 @@ from typing import Any
 
 import pytest
 import ray
+from ray.job_submission import JobStatus, JobSubmissionClient
 
 from wamrl_ray.jobs import OBJECT_STORE_BYTES, connect
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
+SMALL = (
+    "--rollout.episodes-per-iteration=4", "--rollout.group-size=2", "--rollout.deadline-s=300", "--evaluation.episodes=2",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -118,8 +122,7 @@ def submit(head: str, *arguments: str, job: str, wait: bool = True) -> subproces
 
 
 def exit_code_of_driver(head: str, job: str) -> int | None:
-    from ray.job_submission import JobSubmissionClient
-
+    """The waiting command knows only success and failure; the driver's own code is in the job's record."""
     return JobSubmissionClient(head).get_job_info(job).driver_exit_code
 
 
@@ -127,8 +130,8 @@ def exit_code_of_driver(head: str, job: str) -> int | None:
 @pytest.mark.timeout(600)
 def test_a_submitted_job_trains_and_reports_the_drivers_exit_code(head: str, tmp_path: Path) -> None:
     done = submit(
-        head, "train", "--config", "configs/debug.yaml", "--run-dir", str(tmp_path / "run"), "--iterations", "1",
-        "--rollout.deadline-s", "300", job="good",
+        head, "train", "--config", "configs/debug.yaml", "--run-dir", str(tmp_path / "run"), "--iterations", "1", *SMALL,
+        job="good",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -145,11 +148,13 @@ def test_a_submitted_job_trains_and_reports_the_drivers_exit_code(head: str, tmp
 @pytest.mark.timeout(600)
 def test_a_stopped_job_leaves_a_checkpoint_and_is_continued(head: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    train = ("train", "--config", "configs/debug.yaml", "--run-dir", str(run_dir), "--rollout.deadline-s", "300")
-    submit(head, *train, "--iterations", "1000", "--checkpoint.every", "1000", job="long", wait=False)
-    end = time.monotonic() + 300
+    train = ("train", "--config", "configs/debug.yaml", "--run-dir", str(run_dir), *SMALL)
+    submitted = submit(head, *train, "--iterations", "1000", "--checkpoint.every", "1000", job="long", wait=False)
+    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    client, end = JobSubmissionClient(head), time.monotonic() + 300
     while not (run_dir / "metrics.jsonl").exists():
-        assert time.monotonic() < end, "the job never finished an iteration"
+        alive = client.get_job_status("long") in (JobStatus.PENDING, JobStatus.RUNNING)
+        assert alive and time.monotonic() < end, client.get_job_logs("long")
         time.sleep(0.5)
     stopped = ray_cli("job", "stop", "--address", head, "long", timeout=240)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr

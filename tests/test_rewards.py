@@ -38,14 +38,16 @@ def test_pixel_distance_is_the_mean_squared_error_per_sample() -> None:
 
 
 def test_progress_by_hand() -> None:
-    d, still = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.9, 0.5]), torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2, 0.0])
-    assert shape(d, still, PROGRESS).tolist() == pytest.approx([1.0, 0.5, 0.0, -0.5, -1.0, 0.0])
+    d = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.9, 0.5, 0.3])
+    still = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2, 0.0, 0.2])
+    moved = torch.tensor([0.2, 0.1, 0.0, 0.1, 0.2, 0.5, 0.4])
+    assert shape(d, still, moved, PROGRESS).tolist() == pytest.approx([1.0, 0.5, 0.0, -0.5, -1.0, 0.0, 0.25])
 
 
 def test_negative_and_exp_by_hand() -> None:
-    d, still = torch.tensor([0.0, 0.02]), torch.ones(2)
-    assert shape(d, still, RewardConfig(shaping="negative")).tolist() == pytest.approx([0.0, -0.02])
-    assert shape(d, still, RewardConfig(shaping="exp", tau=0.01)).tolist() == pytest.approx([1.0, math.exp(-2.0)])
+    d, one = torch.tensor([0.0, 0.02]), torch.ones(2)
+    assert shape(d, one, one, RewardConfig(shaping="negative")).tolist() == pytest.approx([0.0, -0.02])
+    assert shape(d, one, one, RewardConfig(shaping="exp", tau=0.01)).tolist() == pytest.approx([1.0, math.exp(-2.0)])
 
 
 def test_standing_still_earns_nothing() -> None:
@@ -57,13 +59,23 @@ def test_doing_what_was_imagined_earns_one() -> None:
     assert reward_of(scene(4, 1, 1), scene(4, 1, 1), scene(0, 1)) == 1.0
 
 
+def test_a_timid_imagination_still_pays_for_moving_its_way() -> None:
+    """The world model imagines a third of the motion, as a mean of what may happen does; going all the way is right."""
+    now, goal = scene(0, 1), scene(4, 1, 1)
+    timid = now[:, None] + (goal - now[:, None]) / 3
+    right, wrong = reward_of(timid, goal, now), reward_of(timid, scene(2, 1, 1), now)
+    assert right == pytest.approx(1 - (2 / 3) ** 2, abs=1e-5)
+    assert reward_of(timid, now[:, None], now) == 0.0
+    assert wrong < 0.5 * right  # not less than 0: that the square leaves its place was imagined too
+
+
 def test_ignoring_the_action_earns_no_more_than_standing_still() -> None:
     """Movement that has nothing to do with what was imagined: somewhere else, or at random."""
     assert reward_of(scene(4, 1, 1), scene(2, 1, 1), scene(0, 1)) <= 0.0
     noise = torch.rand(200, 1, 1, 8, 8, 3, generator=torch.Generator().manual_seed(0))
     reached = torch.ones(200, 1, dtype=torch.bool)
     rewards = decision_rewards(PixelReward(), scene(4, 200, 1), noise, scene(0, 200), reached, PROGRESS)
-    assert float(rewards.max()) < 0.0
+    assert float(rewards.mean()) < 0.01 and float(rewards.max()) < 0.2
 
 
 def test_imagining_nothing_and_doing_nothing_earns_nothing() -> None:

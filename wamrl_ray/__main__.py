@@ -69,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--env", required=True, metavar="NAME", help="reach or a LIBERO suite, as libero_object")
     evaluate.add_argument("--split", choices=("train", "held_out"), default="held_out", help="initial states")
     evaluate.add_argument("--episodes", type=positive, required=True, metavar="N", help="spread evenly over tasks")
+    evaluate.add_argument("--tasks", type=int, nargs="+", metavar="ID", help="LIBERO task ids; default: all")
     evaluate.add_argument("--json", type=Path, required=True, metavar="OUT", help="where to write the result")
     evaluate.add_argument("--workers", type=positive, default=1, metavar="N", help="1 runs without Ray (default)")
     evaluate.add_argument("--seed", type=int, default=0, metavar="N")

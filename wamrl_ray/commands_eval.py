@@ -17,6 +17,7 @@ from wamrl_ray.preflight import check_fit, check_renderer, describe_env, env_con
 from wamrl_ray.progress import success_text
 
 if TYPE_CHECKING:
+    from envs.build import EnvConfig
     from wamrl_ray.config import Config
     from wamrl_ray.policy.wam import WAM
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def run_eval(args: argparse.Namespace) -> int:
     env_config(args.env)  # a wrong name is the cheaper thing to find out
     config, policy = load_any(args.checkpoint)
-    env = env_config(args.env, policy.spec.resolution)
+    env = choose_tasks(env_config(args.env, policy.spec.resolution), args.tasks)
     spec = describe_env(env, args.split)
     check_fit(policy.spec, spec, args.checkpoint)
     check_renderer(env)
@@ -41,6 +42,16 @@ def run_eval(args: argparse.Namespace) -> int:
         print(f"task {task['task_id']:2d}  {success_text(task)}  {task['instruction']}")
     print(f"success  {success_text(result)}  ({result['env']}, {result['split']}; written to {args.json})")
     return 0
+
+
+def choose_tasks(env: EnvConfig, tasks: list[int] | None) -> EnvConfig:
+    from envs.libero import LiberoConfig
+
+    if not tasks:
+        return env
+    if not isinstance(env, LiberoConfig):
+        raise ConfigError(f"--tasks {' '.join(map(str, tasks))}: only LIBERO suites take it; leave it out")
+    return replace(env, tasks=tuple(tasks))
 
 
 def load_any(name_or_dir: str) -> tuple[Config, WAM]:
