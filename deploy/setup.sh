@@ -39,7 +39,8 @@ has_renderer() {
 
 PYTHON="${PYTHON:-$(find_python)}"
 [ -x .venv/bin/python ] || make_venv
-.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+# Bytecode is written at first import, for what is imported: compiling all of it would take a minute.
+.venv/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 if ! has_renderer; then
     if can_apt; then
         apt_install libosmesa6

@@ -82,9 +82,11 @@ def test_a_failed_ticket_is_run_again_and_counted() -> None:
     pool, workers = pool_of(2, behave)
     assert ids(pool.run([ticket(i) for i in range(4)], pair())) == [0, 1, 2, 3]
     assert sorted(workers[0].ran + workers[1].ran) == [0, 1, 1, 2, 3]
-    assert pool.metrics() == {
-        "rollout/workers": 2.0, "rollout/reissued_tickets": 1.0, "rollout/deadlines_missed": 0.0,
-        "rollout/worker_errors": 1.0, "rollout/worker_restarts": 0.0,
+    counts = pool.metrics()
+    del counts["rollout/workers"]  # the one that failed may still be starting again
+    assert counts == {
+        "rollout/reissued_tickets": 1.0, "rollout/deadlines_missed": 0.0, "rollout/worker_errors": 1.0,
+        "rollout/worker_restarts": 0.0,
     }  # fmt: skip
 
 
@@ -102,7 +104,6 @@ def test_a_ticket_beyond_its_deadline_costs_the_worker_its_life_and_runs_again()
     assert time.monotonic() - started < 4
     assert ids(results) == [0, 1] and workers[0].ran == [0, 0, 1] and workers[0].starts == 2
     assert pool.metrics()["rollout/deadlines_missed"] == 1.0
-    # The last episode may be done before the pool looks again; the next call sees the restarted worker's new id.
     assert pool.metrics()["rollout/worker_restarts"] == 1.0
 
 
@@ -118,19 +119,17 @@ def test_the_last_error_is_raised_with_worker_ticket_and_cause() -> None:
     assert workers[0].ran.count(2) == 2
 
 
-def test_after_a_failed_call_the_pool_gets_its_busy_workers_back() -> None:
+def test_what_a_failed_call_left_under_way_is_no_result_of_the_next() -> None:
     def behave(name: str, ticket: Ticket) -> None:
         if ticket.ticket_id == 0:
             raise ValueError("no")
-        if ticket.ticket_id == 1:
-            time.sleep(3)
+        time.sleep(0.4)
 
     pool, workers = pool_of(2, behave, max_attempts=1)
     with pytest.raises(RuntimeError):
         pool.run([ticket(0), ticket(1)], pair())
-    started = time.monotonic()
     assert ids(pool.run([ticket(i) for i in (5, 6, 7)], pair())) == [5, 6, 7]
-    assert time.monotonic() - started < 2
+    assert workers[1].starts == 2, "killed, because it was still busy with ticket 1"
 
 
 def test_a_worker_that_cannot_start_ends_the_run_with_its_reason() -> None:

@@ -108,7 +108,7 @@ def test_an_unknown_key_names_file_key_and_the_nearest_valid_one(tmp_path: Path)
     ("override", "parts"),
     [
         ("--actor-learner.lr=abc", ["actor_learner.lr = 'abc'", "valid number"]),
-        ("--actor-learner.lr=nan", ["actor_learner.lr", "use a number"]),
+        ("--actor-learner.lr=nan", ["actor_learner.lr", "use a finite number"]),
         ("--seed=1.5", ["seed = '1.5'", "valid integer"]),
         ("--rollout.num-workers=0", ["rollout.num_workers = 0", "at least 1"]),
         ("--rollout.group-size=3", ["rollout.group_size = 3", "divisor", "16"]),
@@ -145,3 +145,10 @@ def test_an_override_without_value_or_dashes_is_refused() -> None:
     assert "--seed needs a value" in message([], ["--seed"])
     assert "--seed needs a value" in message([], ["--seed", "--iterations", "3"])
     assert "'seed' is not an option" in message([], ["seed", "3"])
+
+
+@pytest.mark.parametrize("text", ["actor_learner: {lr: .inf}", "actor_learner: {lr: .nan}", "iterations: true"])
+def test_numbers_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "odd.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"odd\.yaml: \S+ = \S+: use a (finite )?number"):
+        load_config([tmp_path / "odd.yaml"], [])

@@ -21,9 +21,12 @@ from wamrl_ray.jobs import OBJECT_STORE_BYTES, connect
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
-SMALL = (
-    "--rollout.episodes-per-iteration=4", "--rollout.group-size=2", "--rollout.deadline-s=300", "--evaluation.episodes=2",
-)  # fmt: skip
+SMALL = [
+    "--rollout.episodes-per-iteration=4",
+    "--rollout.group-size=2",
+    "--rollout.deadline-s=300",
+    "--evaluation.episodes=2",
+]
 
 
 @pytest.fixture
@@ -129,10 +132,10 @@ def exit_code_of_driver(head: str, job: str) -> int | None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_submitted_job_trains_and_reports_the_drivers_exit_code(head: str, tmp_path: Path) -> None:
+    run_dir = str(tmp_path / "run")
     done = submit(
-        head, "train", "--config", "configs/debug.yaml", "--run-dir", str(tmp_path / "run"), "--iterations", "1", *SMALL,
-        job="good",
-    )  # fmt: skip
+        head, "train", "--config", "configs/debug.yaml", "--run-dir", run_dir, "--iterations", "1", *SMALL, job="good"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["iterations"] == 1 and summary["pairs_committed"] >= 1

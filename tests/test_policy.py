@@ -1,6 +1,7 @@
 """The world-action policy: cached attention, batch invariance, weights, codec, normaliser, names."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_the_interface_digest_follows_normaliser_and_architecture_but_not_the_tr
     assert WAM(replace(WAMConfig.debug(), executed=3), seed=1).interface_digest != digest
 
 
-def test_a_base_round_trips_and_a_foreign_one_is_refused(policy: WAM, tmp_path) -> None:
+def test_a_base_round_trips_and_a_foreign_one_is_refused(policy: WAM, tmp_path: Path) -> None:
     save_base(policy, tmp_path / "a")
     first, second = load_base(tmp_path / "a"), load_base(tmp_path / "a")
     assert first.export("world").digest == second.export("world").digest
@@ -230,3 +231,11 @@ def test_pooled_features_are_the_memory_tokens_of_the_last_block() -> None:
 def test_frames_of_another_size_are_refused(policy: WAM) -> None:
     with pytest.raises(ValueError, match=r"\(1, 1, 16, 16, 3\).*\(1, 1, 32, 32, 3\)"):
         policy.encode(torch.zeros(2, 1, 1, 16, 16, 3, dtype=torch.uint8), ["go"] * 2)
+
+
+def test_a_base_with_a_nan_is_refused_by_the_file_it_stands_in(policy: WAM, tmp_path: Path) -> None:
+    with torch.no_grad():
+        policy.expert.action_proj_out.bias[0] = float("nan")
+    save_base(policy, tmp_path)
+    with pytest.raises(ValueError, match=r"weights\.safetensors: expert\.action_proj_out\.bias is not finite"):
+        load_base(tmp_path)

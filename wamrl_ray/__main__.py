@@ -39,6 +39,13 @@ def positive(text: str) -> int:
     return value
 
 
+def not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative: use 0 or more")
+    return value
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="wamrl", description="Online post-training of world-action policies on Ray.", allow_abbrev=False
@@ -60,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--config", action="append", default=[], metavar="FILE", help=layers)
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/CONFIG")
     train.add_argument("--workers", type=positive, metavar="N", help="rollout workers (rollout.num_workers)")
-    train.add_argument("--iterations", type=positive, metavar="N", help="iterations in all, earlier ones included")
+    train.add_argument("--iterations", type=not_negative, metavar="N", help="in all, earlier ones too; 0: evaluate")
     train.add_argument("--local", action="store_true", help="one process, no Ray: the debugger")
     train.add_argument("--resume", metavar="auto|DIR", help="auto: continue from the run folder's newest checkpoint")
 

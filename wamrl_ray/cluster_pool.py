@@ -114,7 +114,6 @@ class ElasticPool:
                 attempts[job.place] += 1
                 slot.setup = slot.port.setup()
                 if attempts[job.place] >= self._max_attempts:
-                    self._abandon_jobs()
                     raise RuntimeError(
                         f"ticket {tickets[job.place].ticket_id} failed on {slot.port.name}, attempt "
                         f"{attempts[job.place]} of {self._max_attempts}: {error}"

@@ -66,14 +66,16 @@ def check_run_dir(run_dir: Path, resume: str | None, config: Config) -> None:
     """A new run gets a folder of its own; a resumed one finds a checkpoint of the same config."""
     from wamrl_ray.run import check_same_config, find_checkpoint
 
-    if run_dir.exists() and not run_dir.is_dir():
-        raise ConfigError(f"--run-dir {run_dir}: is a file; name a folder")
+    found = next(path for path in (run_dir, *run_dir.resolve().parents) if path.exists())
+    if not found.is_dir():
+        raise ConfigError(f"--run-dir {run_dir}: {found} is a file; name a folder")
     if resume is None and (run_dir / "config.json").exists():
         raise ConfigError(f"--run-dir {run_dir}: holds an earlier run; continue it with --resume auto or name another")
     try:
-        checkpoint = find_checkpoint(run_dir, resume)
-        if checkpoint is not None:
-            check_same_config(checkpoints.read_json(checkpoint / "config.json"), asdict(config), checkpoint)
+        # A run that ended before its first checkpoint left its config only.
+        started = find_checkpoint(run_dir, resume) or run_dir
+        if (started / "config.json").exists():
+            check_same_config(checkpoints.read_json(started / "config.json"), asdict(config), started)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

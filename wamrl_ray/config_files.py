@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -202,7 +203,9 @@ def _check(hint: Any, value: Any, what: str) -> Any:
         reason = error.errors()[0]["msg"]
         choices = [str(choice) for choice in typing.get_args(hint)]
         raise ConfigError(f"{what}: {reason[0].lower()}{reason[1:]}{_close(value, choices)}") from None
-    if isinstance(checked, float) and checked != checked:
+    if isinstance(checked, float) and not math.isfinite(checked):
+        raise ConfigError(f"{what}: use a finite number")
+    if isinstance(value, bool) and not isinstance(checked, bool):  # pydantic would read `true` as 1
         raise ConfigError(f"{what}: use a number")
     return checked
 

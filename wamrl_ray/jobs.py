@@ -36,6 +36,9 @@ def connect(num_workers: int, threads: int = 1) -> bool:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     # Ray starts workers at niceness 15: on a busy machine they would starve and miss their deadlines.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Our actors bring an environment of their own, for which Ray starts a process: those started ahead are of no use.
+    for name in ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver"):
+        os.environ.setdefault(name, "0")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ray.init(
         address="local",

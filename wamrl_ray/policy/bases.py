@@ -53,6 +53,9 @@ def load_base(name_or_dir: str | Path, sampler: SamplerConfig | None = None) -> 
         raise ValueError(f"{folder / 'config.json'}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     policy = WAM(config, sampler)
     weights = {name: t.float() for name, t in load_file(folder / "weights.safetensors").items()}
+    broken = sorted(name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all()))
+    if broken:
+        raise ValueError(f"{folder / 'weights.safetensors'}: {broken[0]} is not finite: train the policy again")
     load_strict(policy, weights, str(folder / "weights.safetensors"))
     policy.text.forget()
     return policy
