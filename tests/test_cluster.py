@@ -92,7 +92,7 @@ def same(found: Sequence[Episode], expected: Sequence[Episode]) -> bool:
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for a, b in pairs for name in arrays)
 
 
-def test_workers_act_with_exactly_the_asked_pair_and_see_no_gpu(bench: Bench) -> None:
+def test_workers_act_with_exactly_the_asked_pair(bench: Bench) -> None:
     tickets = [ticket(i, init_state_id=i) for i in range(3)]
     found = bench.run(tickets)
     assert same(found, here(tickets, weight=3.0))
