@@ -39,8 +39,9 @@ has_renderer() {
 
 PYTHON="${PYTHON:-$(find_python)}"
 [ -x .venv/bin/python ] || make_venv
-# Bytecode is written at first import, for what is imported: compiling all of it would take a minute.
+# pip compiles to bytecode on one core; compileall uses all of them.  Some packages carry files that do not compile.
 .venv/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
+.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 if ! has_renderer; then
     if can_apt; then
         apt_install libosmesa6

@@ -34,9 +34,12 @@ def train(args: argparse.Namespace, rest: Sequence[str]) -> int:
     config = resolve(args, rest)
     name = Path(args.config[-1]).stem if args.config else "default"
     args.run_dir = run_dir = args.run_dir or Path("runs") / name
-    check_run_dir(run_dir, args.resume, config)
+    checkpoint = check_run_dir(run_dir, args.resume, config)
     check_run(config)
     run_dir.mkdir(parents=True, exist_ok=True)
+    where = "one process" if args.local else f"{config.rollout.num_workers} workers"
+    first = f"continuing from {checkpoint}" if checkpoint else f"first the base, {config.evaluation.episodes} episodes"
+    print(f"{config.base}, {where}; {first}", flush=True)
     (run_dir / "error.log").unlink(missing_ok=True)  # of an earlier attempt
     with Progress(config.iterations) as progress, Recorder(run_dir, progress) as recorder:
         summary = _run(config, run_dir, args.local, args.resume, recorder)
@@ -62,8 +65,8 @@ def resolve(args: argparse.Namespace, rest: Sequence[str]) -> Config:
     return load_config(args.config, overrides)
 
 
-def check_run_dir(run_dir: Path, resume: str | None, config: Config) -> None:
-    """A new run gets a folder of its own; a resumed one finds a checkpoint of the same config."""
+def check_run_dir(run_dir: Path, resume: str | None, config: Config) -> Path | None:
+    """A new run gets a folder of its own; a resumed one finds a checkpoint of the same config, which is returned."""
     from wamrl_ray.run import check_same_config, find_checkpoint
 
     found = next(path for path in (run_dir, *run_dir.resolve().parents) if path.exists())
@@ -73,11 +76,13 @@ def check_run_dir(run_dir: Path, resume: str | None, config: Config) -> None:
         raise ConfigError(f"--run-dir {run_dir}: holds an earlier run; continue it with --resume auto or name another")
     try:
         # A run that ended before its first checkpoint left its config only.
-        started = find_checkpoint(run_dir, resume) or run_dir
+        checkpoint = find_checkpoint(run_dir, resume)
+        started = checkpoint or run_dir
         if (started / "config.json").exists():
             check_same_config(checkpoints.read_json(started / "config.json"), asdict(config), started)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    return checkpoint
 
 
 class Recorder:
