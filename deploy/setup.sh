@@ -39,9 +39,7 @@ has_renderer() {
 
 PYTHON="${PYTHON:-$(find_python)}"
 [ -x .venv/bin/python ] || make_venv
-# pip compiles to bytecode on one core; compileall uses all of them.  Some packages carry files that do not compile.
-.venv/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
-.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
+.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 if ! has_renderer; then
     if can_apt; then
         apt_install libosmesa6
