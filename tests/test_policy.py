@@ -11,7 +11,7 @@ from diffusers.models.transformers.transformer_ltx import LTXVideoTransformer3DM
 from wamrl_ray.policy.action_expert import action_rope
 from wamrl_ray.policy.bases import load_base, save_base
 from wamrl_ray.policy.codec import PatchCodec, to_uint8
-from wamrl_ray.policy.flow_sde import SamplerConfig
+from wamrl_ray.policy.flow_sde import SamplerConfig, gaussian_log_prob, transition_mean, transition_std
 from wamrl_ray.policy.normalizer import MIN_HALF_RANGE, Normalizer
 from wamrl_ray.policy.wam import WAM, Context, ObsLatents, WAMConfig
 from wamrl_ray.policy.weights import from_snapshot
@@ -91,6 +91,39 @@ def test_the_ode_sampler_is_euler_and_the_sde_sampler_moves_only_executed_action
     np.testing.assert_array_equal(sde.chain[: k + 1], ode.chain[: k + 1])
     changed = sde.chain[k + 1] != ode.chain[k + 1]
     assert changed[mask].all() and not changed[~mask].any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stochastic_step", [-1, 0, 1, 2])
+def test_a_decision_has_the_bits_of_one_whose_every_step_computes_keys_and_values_anew(stochastic_step: int) -> None:
+    policy = WAM(TWO_VIEWS, seed=0)
+    _, frames, state = observations(policy, 1)
+    steps, eta, mask = policy.sampler.num_steps, policy.sampler.eta, policy.executed_mask()
+    stochastic, arguments = stochastic_step >= 0, (frames[0].numpy(), state[0].numpy(), "go")
+    seeds = range(20) if stochastic else [0]
+    decisions = (policy.decide(*arguments, action_seed=i, world_seed=7, stochastic=stochastic) for i in seeds)
+    action_seed, decision = next((i, d) for i, d in enumerate(decisions) if d.stochastic_step == stochastic_step)
+
+    context = policy.world_context(policy.encode(frames, ["go"]), [7])
+    assert context.keys_values is None, "so `velocity` computes them from the features each time"
+    generator = torch.Generator().manual_seed(action_seed)
+    x = torch.randn((1, policy.spec.horizon, policy.spec.channels), generator=generator)
+    if stochastic:
+        torch.randint(steps - 1, (), generator=generator)  # the draw of the stochastic step
+    chain, logprob = [x], torch.zeros(1)
+    for k, sigma in enumerate((1.0, 0.75, 0.5, 0.25)):
+        v = policy.velocity(context, x, torch.tensor([sigma]), state)
+        euler = transition_mean(x, v, k, steps, 0.0)
+        if k == stochastic_step:
+            mean, std = transition_mean(x, v, k, steps, eta), transition_std(k, steps, eta)
+            euler = torch.where(mask > 0, mean + std * torch.randn(x.shape, generator=generator), euler)
+            logprob = gaussian_log_prob(euler, mean, std, mask)
+        x = euler
+        chain.append(x)
+    assert decision.chain.tobytes() == torch.cat(chain).numpy().tobytes()
+    assert decision.logprob == float(logprob)
+    actions = policy.normalizer.denormalize_action(x[0, : policy.spec.executed, : policy.spec.action_dim])
+    assert decision.actions.tobytes() == actions.numpy().tobytes()
 
 
 def test_a_pair_is_swapped_in_whole_or_not_at_all(policy: WAM) -> None:
