@@ -71,6 +71,16 @@ def test_results_come_in_ticket_order_whatever_the_order_of_completion() -> None
     assert sum(len(worker.ran) for worker in workers) == 6
 
 
+def test_a_finished_ticket_is_handed_out_while_others_are_under_way() -> None:
+    release = threading.Event()
+    pool, _ = pool_of(2, lambda name, ticket: None if ticket.ticket_id else release.wait(10))
+    finished = pool.finished([ticket(i) for i in range(3)], None)
+    assert [next(finished)[0], next(finished)[0]] == [1, 2]
+    release.set()
+    place, found, handle = next(finished)
+    assert (place, found.ticket.ticket_id, handle) == (0, 0, "episode 0") and next(finished, None) is None
+
+
 def test_a_failed_ticket_is_run_again_and_counted() -> None:
     failed = threading.Event()
 

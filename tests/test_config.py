@@ -10,6 +10,7 @@ import pytest
 from envs.libero import LiberoConfig
 from envs.reach import ReachConfig
 from learners.pretrain import PretrainConfig
+from wamrl_ray.collect_expert import CollectConfig
 from wamrl_ray.config import Config, ConfigError, from_json, load_config, to_json
 from wamrl_ray.config_files import load_tree, shipped_presets
 
@@ -71,7 +72,12 @@ def test_every_pretraining_preset_loads(name: str) -> None:
     assert load_tree(PretrainConfig, [name], []).total_steps > 0
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_presets() if not name.startswith("pretrain/")])
+@pytest.mark.parametrize("name", [name for name in shipped_presets() if name.startswith("collect/")])
+def test_every_collection_preset_loads(name: str) -> None:
+    assert load_tree(CollectConfig, [name], []) != CollectConfig()
+
+
+@pytest.mark.parametrize("name", [n for n in shipped_presets() if not n.startswith(("pretrain/", "collect/"))])
 def test_every_preset_loads_is_short_and_round_trips(name: str) -> None:
     config = load_config([name])
     assert config != Config()
@@ -138,7 +144,7 @@ def test_a_file_that_is_no_mapping_is_refused_by_name(tmp_path: Path, text: str)
 
 
 def test_a_missing_file_lists_the_presets() -> None:
-    assert "shipped presets are debug, " in message(["nope.yaml"], [])
+    assert "shipped presets are collect/tiny_libero_object, debug, " in message(["nope.yaml"], [])
 
 
 def test_an_override_without_value_or_dashes_is_refused() -> None:

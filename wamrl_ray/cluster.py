@@ -30,6 +30,7 @@ from wamrl_ray.cluster_broker import FETCH_DEADLINE_S, BrokerActor, Puller, Remo
 from wamrl_ray.cluster_pool import START_DEADLINE_S, ElasticPool
 from wamrl_ray.cluster_ports import RemoteActor, RemoteVideo, RemoteWorker, as_future
 from wamrl_ray.config import BrokerConfig, Config
+from wamrl_ray.rollout import EpisodeSummary
 from wamrl_ray.run import System
 from wamrl_ray.store import load_episode, save_episode
 from wamrl_ray.types import Episode, Policy
@@ -92,23 +93,27 @@ def learner_gpus(device: str) -> float:
 
 def start_pool(
     config: Config, broker: RemoteBroker, policy_of: Callable[[Config], Policy] = base_policy
-) -> ElasticPool:
+) -> ElasticPool[EpisodeSummary]:
     """`rollout.num_workers` worker actors, starting."""
-    environment = _environment(config) | {"CUDA_VISIBLE_DEVICES": ""}  # unset would show a worker the learners' GPUs
-    remote = ray.remote(
-        num_cpus=config.threads,
+    remote = worker_actor(RolloutWorker, config.threads)
+    ports = []
+    for index in range(config.rollout.num_workers):
+        puller = Puller(broker.actor, holder=f"worker_{index}")
+        ports.append(RemoteWorker(f"rollout worker {index}", remote.remote(config, policy_of), [puller]))
+    return ElasticPool(ports, max_attempts=config.rollout.max_attempts, start_hint=start_hint)
+
+
+def worker_actor(worker: type, threads: int) -> Any:
+    """The actor class of a worker: `threads` CPUs, restarted whenever its process dies; its calls are never retried."""
+    environment = _environment(threads) | {"CUDA_VISIBLE_DEVICES": ""}  # unset would show a worker the learners' GPUs
+    return ray.remote(
+        num_cpus=threads,
         num_gpus=0,
         max_restarts=-1,
         max_task_retries=0,
         scheduling_strategy="SPREAD",
         runtime_env={"env_vars": environment},
-    )(RolloutWorker)
-    ports = []
-    for index in range(config.rollout.num_workers):
-        name = f"rollout worker {index}"
-        puller = Puller(broker.actor, holder=f"worker_{index}")
-        ports.append(RemoteWorker(name, remote.remote(config, policy_of), puller))
-    return ElasticPool(ports, max_attempts=config.rollout.max_attempts, start_hint=_start_hint)
+    )(worker)
 
 
 def start_broker(config: BrokerConfig, epoch_file: Path) -> RemoteBroker:
@@ -119,19 +124,20 @@ def start_broker(config: BrokerConfig, epoch_file: Path) -> RemoteBroker:
 
 
 def _start_learner(component: str, config: Config, gpus: float, policy_of: Callable[[Config], WAM]) -> Any:
-    environment = _environment(config) | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})
+    environment = _environment(config.threads) | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})
     remote = ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0, runtime_env={"env_vars": environment})(LearnerHost)
     return remote.remote(component, config, policy_of)
 
 
-def _environment(config: Config) -> dict[str, str]:
+def _environment(threads: int) -> dict[str, str]:
     """Thread counts, set before torch is imported, and what the driver was told about rendering and offline use."""
-    threads = {name: str(config.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    counts = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     inherited = ("MUJOCO_GL", "MUJOCO_EGL_DEVICE_ID", "HF_HUB_OFFLINE")
-    return threads | {name: os.environ[name] for name in inherited if name in os.environ}
+    return counts | {name: os.environ[name] for name in inherited if name in os.environ}
 
 
-def _start_hint() -> str:
+def start_hint() -> str:
+    """What to tell a user whose workers do not come up."""
     total, free = _resources(ray.cluster_resources), _resources(ray.available_resources)
     return (
         f"the cluster has {free.get('CPU', 0):g} of {total.get('CPU', 0):g} CPUs free: use fewer --workers, add nodes, "

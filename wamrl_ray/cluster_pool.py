@@ -1,7 +1,7 @@
 """ElasticPool: tickets onto workers that may die or hang, results back in ticket order.  No Ray in here.
 
-Fed by the training loop and evaluation with tickets and a pair; feeds them (summary, handle).  `cluster.py` gives it
-worker ports over Ray actors, the tests give it ports over threads.
+Fed by the training loop and evaluation with tickets and a pair, by collection with tickets alone; feeds them (summary,
+handle).  `cluster.py` gives it worker ports over Ray actors, the tests give it ports over threads.
 
             ┌─ starting ──setup done──► ready ──ticket──► busy ──episode──► ready
             │      ▲                                       │
@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from wamrl_ray.rollout import EpisodeSummary
 from wamrl_ray.types import Metrics, Pair, Ticket
 
 Handle = Any
@@ -32,15 +31,25 @@ POLL_S = 1.0
 """Longest wait between two looks at the deadlines, wall seconds."""
 
 
-class WorkerPort(Protocol):
-    """One rollout worker, wherever it lives.  Calls return at once."""
+class Summary(Protocol):
+    """What a worker says of a finished ticket, beside its handle."""
+
+    @property
+    def ticket(self) -> Ticket: ...
+
+
+S = TypeVar("S", bound=Summary)
+
+
+class WorkerPort(Protocol[S]):
+    """One worker, wherever it lives.  Calls return at once."""
 
     name: str
 
     def setup(self) -> Future[int]:
         """Make the worker ready, restarting its process if it died; answers its process id.  Free if it is ready."""
 
-    def run(self, ticket: Ticket, pair: Pair) -> tuple[Future[EpisodeSummary], Handle]: ...
+    def run(self, ticket: Ticket, pair: Pair | None) -> tuple[Future[S], Handle]: ...
 
     def restart(self) -> None:
         """Kill the process at once, whatever it does."""
@@ -50,31 +59,35 @@ class WorkerPort(Protocol):
 
 
 @dataclass
-class _Job:
+class _Job(Generic[S]):
     place: int
     "index of the ticket in this run"
-    summary: Future[EpisodeSummary]
+    summary: Future[S]
     handle: Handle
     deadline: float
     "on the monotonic clock, seconds"
 
 
 @dataclass
-class _Slot:
-    port: WorkerPort
+class _Slot(Generic[S]):
+    port: WorkerPort[S]
     setup: Future[int] | None = None
     "pending while the worker starts"
-    job: _Job | None = None
+    job: _Job[S] | None = None
     pid: int = -1
     task_id: int = -1
     "of its last ticket: a simulator is built for one task and takes seconds to build for another"
 
 
-class ElasticPool:
-    """A `training.RolloutPool` over worker ports."""
+class ElasticPool(Generic[S]):
+    """A `training.RolloutPool` over the ports of rollout workers; any worker that answers tickets will do."""
 
     def __init__(
-        self, ports: Sequence[WorkerPort], *, max_attempts: int, start_hint: Callable[[], str] = lambda: "see its log"
+        self,
+        ports: Sequence[WorkerPort[S]],
+        *,
+        max_attempts: int,
+        start_hint: Callable[[], str] = lambda: "see its log",
     ) -> None:
         """Starts the workers.  `start_hint` is asked what to tell a user whose workers do not come up."""
         self._max_attempts, self._start_hint = max_attempts, start_hint
@@ -89,14 +102,22 @@ class ElasticPool:
         """Worker name -> process id, of the workers that have been ready."""
         return {slot.port.name: slot.pid for slot in self._slots if slot.pid >= 0}
 
-    def run(self, tickets: Sequence[Ticket], pair: Pair) -> list[tuple[EpisodeSummary, Handle]]:
+    def run(self, tickets: Sequence[Ticket], pair: Pair | None) -> list[tuple[S, Handle]]:
         """See `training.RolloutPool.run`.  RuntimeError names worker and ticket, its cause is the worker's error."""
+        results = {place: (summary, handle) for place, summary, handle in self.finished(tickets, pair)}
+        return [results[place] for place in range(len(tickets))]
+
+    def finished(self, tickets: Sequence[Ticket], pair: Pair | None) -> Iterator[tuple[int, S, Handle]]:
+        """(index of the ticket, summary, handle) as tickets are finished; raises as `run` does.
+
+        `pair` is None where workers act without published weights.
+        """
         todo = deque(range(len(tickets)))
         attempts: Counter[int] = Counter()
-        results: dict[int, tuple[EpisodeSummary, Handle]] = {}
+        done = 0
         self._abandon_jobs()
         self._ready_seen = time.monotonic()
-        while len(results) < len(tickets):
+        while done < len(tickets):
             self._collect_setups()
             for slot in self._slots:
                 if todo and slot.setup is None and slot.job is None:
@@ -109,7 +130,8 @@ class ElasticPool:
                 slot.job = None
                 error = self._outcome(slot, job, tickets[job.place])
                 if error is None:
-                    results[job.place] = (job.summary.result(), job.handle)
+                    done += 1
+                    yield job.place, job.summary.result(), job.handle
                     continue
                 attempts[job.place] += 1
                 slot.setup = slot.port.setup()
@@ -120,7 +142,6 @@ class ElasticPool:
                     ) from error
                 self._counts["reissued_tickets"] += 1
                 todo.appendleft(job.place)
-        return [results[place] for place in range(len(tickets))]
 
     def metrics(self) -> Metrics:
         """Counters since the start, and how many workers are ready or busy."""
@@ -134,12 +155,12 @@ class ElasticPool:
 
     # ------------------------------------------------------------------------------------------------ inside
 
-    def _dispatch(self, slot: _Slot, place: int, tickets: Sequence[Ticket], pair: Pair) -> _Job:
+    def _dispatch(self, slot: _Slot[S], place: int, tickets: Sequence[Ticket], pair: Pair | None) -> _Job[S]:
         summary, handle = slot.port.run(tickets[place], pair)
         slot.task_id = tickets[place].task_id
         return _Job(place, summary, handle, time.monotonic() + tickets[place].deadline_s)
 
-    def _outcome(self, slot: _Slot, job: _Job, ticket: Ticket) -> BaseException | None:
+    def _outcome(self, slot: _Slot[S], job: _Job[S], ticket: Ticket) -> BaseException | None:
         """What went wrong with a finished or overdue job, None if nothing did."""
         if not job.summary.done():
             self._counts["deadlines_missed"] += 1

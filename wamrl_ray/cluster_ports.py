@@ -14,8 +14,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from wamrl_ray.cluster_broker import Puller
-from wamrl_ray.rollout import EpisodeSummary
 from wamrl_ray.types import Metrics, Pair, Snapshot, Ticket
 
 COLOUR = re.compile(r"\x1b\[\d+m")
@@ -45,18 +43,21 @@ def as_future(ref: Any, name: str) -> Future[Any]:
 
 
 class RemoteWorker:
-    """`cluster_pool.WorkerPort` on a RolloutWorker actor, which Ray restarts whenever its process dies."""
+    """`cluster_pool.WorkerPort` on a worker actor, which Ray restarts whenever its process dies.
 
-    def __init__(self, name: str, actor: Any, puller: Puller) -> None:
-        self.name, self._actor, self._puller = name, actor, puller
+    The actor answers `setup(*setup_arguments)` with its process id and `run(ticket, pair)` with (summary, result).
+    """
+
+    def __init__(self, name: str, actor: Any, setup_arguments: Sequence[Any]) -> None:
+        self.name, self._actor, self._setup_arguments = name, actor, setup_arguments
 
     def setup(self) -> Future[int]:
         # Retried through restarts, because a call made while the process restarts fails; setup may run twice.
-        return as_future(self._actor.setup.options(max_task_retries=-1).remote(self._puller), self.name)
+        return as_future(self._actor.setup.options(max_task_retries=-1).remote(*self._setup_arguments), self.name)
 
-    def run(self, ticket: Ticket, pair: Pair) -> tuple[Future[EpisodeSummary], Any]:
-        summary, episode = self._actor.run.options(num_returns=2).remote(ticket, pair)
-        return as_future(summary, self.name), episode
+    def run(self, ticket: Ticket, pair: Pair | None) -> tuple[Future[Any], Any]:
+        summary, result = self._actor.run.options(num_returns=2).remote(ticket, pair)
+        return as_future(summary, self.name), result
 
     def restart(self) -> None:
         ray.kill(self._actor, no_restart=False)

@@ -244,6 +244,14 @@ class Demonstration:
     "(L, A) executed, env units"
     label: NDArray[np.float32]
     "(L, A) the expert's clean action at the state before the step"
+    kind: Literal["expert", "policy"] = "expert"
+    "who acted; the expert labels either way"
+    base: str = ""
+    "digest of the policy that acted, empty if none did"
+    disturbance: str = ""
+    "canonical JSON of the CollectConfig it was made with, empty if that was not recorded"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    "environment, simulator and package versions"
 
 
 # ------------------------------------------------------------------------------------------------ weights
