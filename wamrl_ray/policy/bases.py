@@ -8,8 +8,10 @@ from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialise
 
+from wamrl_ray.atomic import replacing
 from wamrl_ray.policy.flow_sde import SamplerConfig
 from wamrl_ray.policy.wam import WAM, WAMConfig
 from wamrl_ray.policy.weights import load_strict
@@ -33,14 +35,17 @@ def find_base(name_or_dir: str | Path) -> Path:
 
 
 def save_base(policy: WAM, folder: Path, dtype: torch.dtype = torch.float16) -> None:
-    """Write a base.  float16 halves the file; what is loaded from it is what every digest then refers to."""
+    """Write a base, each of its files whole or not at all.  float16 halves the weights; what is loaded from them is
+    what every digest then refers to."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
         name: t.detach().cpu().to(t.dtype if name.startswith("normalizer.") else dtype).contiguous().clone()
         for name, t in policy.state_dict().items()
     }
-    save_file(weights, folder / "weights.safetensors")
-    (folder / "config.json").write_text(json.dumps(asdict(policy.config), indent=2) + "\n")
+    with replacing(folder / "weights.safetensors") as file:
+        file.write(serialise(weights))
+    with replacing(folder / "config.json") as file:
+        file.write((json.dumps(asdict(policy.config), indent=2) + "\n").encode())
 
 
 def load_base(name_or_dir: str | Path, sampler: SamplerConfig | None = None) -> WAM:
