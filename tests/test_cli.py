@@ -14,7 +14,7 @@ from wamrl_ray.metrics import explained, read_metrics
 from wamrl_ray.policy.bases import save_base, shipped_bases
 from wamrl_ray.policy.wam import WAM, WAMConfig
 
-COMMANDS = ("train", "eval", "collect", "pretrain", "doctor")
+COMMANDS = ("train", "eval", "collect", "pretrain", "dataset", "doctor")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -110,15 +110,15 @@ def test_a_missing_renderer_is_refused_before_anything_starts(
         raise RuntimeError("no off-screen OpenGL found: run `apt-get install libosmesa6`")
 
     monkeypatch.setattr("envs.render.probe_renderer", no_renderer)
-    args = ["collect", "--env", "libero_object", "--task", "0", "--episodes", "1", "--out", str(tmp_path / "data")]
+    args = ["collect", "--env", "libero_object", "--tasks", "0", "--episodes", "1", "--out", str(tmp_path / "data")]
     assert "apt-get install libosmesa6" in refused(capsys, *args)
     assert not (tmp_path / "data").exists()
 
 
 def test_a_task_without_number_or_expert_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rest = ["--episodes", "1", "--out", str(tmp_path / "data")]
-    assert "tasks 0..1" in refused(capsys, "collect", "--env", "reach", "--task", "2", *rest)
-    assert "no scripted expert" in refused(capsys, "collect", "--env", "counting", "--task", "0", *rest)
+    assert "tasks 0..1" in refused(capsys, "collect", "--env", "reach", "--tasks", "2", *rest)
+    assert "no scripted expert" in refused(capsys, "collect", "--env", "counting", "--tasks", "0", *rest)
 
 
 def test_pretraining_without_demonstrations_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 RUNTIME = {
-    "broker", "checkpoint", "evaluate", "metrics", "report", "rollout", "run", "store", "tickets", "training",
+    "broker", "checkpoint", "demonstrations", "evaluate", "imagination", "lerobot", "metrics", "report",
+    "rollout", "run", "store", "tickets", "training",
 }  # fmt: skip
 SHELLS = {"local", "cluster", "algorithm", "jobs"}
 COMMANDS = {"__main__", "commands", "collect", "doctor", "preflight", "progress"}

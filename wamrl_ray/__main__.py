@@ -20,14 +20,29 @@ TRAIN = """examples:
   wamrl train --config debug --run-dir runs/grpo --resume auto
 
 Any config key can be overridden as --section.key VALUE; wrong keys are answered with the nearest valid one."""
-EVAL = """example:
+EVAL = """examples:
   wamrl eval --checkpoint tiny_libero_object --env libero_object --split held_out --episodes 100 --json eval.json
+  wamrl eval --checkpoint tiny_libero_object --env libero_object --imagination --json imagination.json
 
 A checkpoint is a shipped name, a policy folder, a run folder (its newest checkpoint) or one checkpoint of a run."""
-COLLECT = """example:
-  wamrl collect --env libero_object --task 0 --episodes 40 --out data/alphabet_soup --workers 2"""
-PRETRAIN = """example:
-  wamrl pretrain --config pretrain/libero_object --data data --out runs/base"""
+COLLECT = """examples:
+  wamrl collect --env libero_object --episodes 40 --out data/object --workers 2
+  wamrl collect --env libero_object --tasks 1 6 --episodes 40 --out data/two --miss-share 0.5 --noise-std 0.3
+  wamrl collect --env libero_object --episodes 10 --out data/dagger --base tiny_libero_object
+
+Repeat a command to continue where it was stopped.  Any key of `CollectConfig` can be overridden as --key VALUE."""
+PRETRAIN = """examples:
+  wamrl pretrain --config pretrain/libero_object --data data/object --out runs/base
+  wamrl pretrain --config pretrain/libero_object --data data/object --out runs/weak --few-shot 5
+  wamrl pretrain --config pretrain/libero_object --data data/object --data data/dagger --out runs/base --until 4000
+
+Repeat a command to continue where it was stopped.  Any key of `PretrainConfig` can be overridden as --key VALUE."""
+DATASET = """examples:
+  wamrl dataset export --data data/object --out exported
+  wamrl dataset import --data exported --out data/object_again
+  wamrl dataset import --data LIBERO_V3 --out data/public --env libero_object --resolution 64 --capture-every 4
+
+docs/datasets.md describes both layouts."""
 DOCTOR = """example:
   wamrl doctor"""
 
@@ -71,29 +86,67 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--local", action="store_true", help="one process, no Ray: the debugger")
     train.add_argument("--resume", metavar="auto|DIR", help="auto: continue from the run folder's newest checkpoint")
 
-    evaluate = command("eval", "Measure a policy's success per task.", EVAL)
+    evaluate = command("eval", "Measure a policy's success per task, or its imagination.", EVAL)
     evaluate.add_argument("--checkpoint", required=True, metavar="NAME_OR_DIR")
     evaluate.add_argument("--env", required=True, metavar="NAME", help="reach or a LIBERO suite, as libero_object")
     evaluate.add_argument("--split", choices=("train", "held_out"), default="held_out", help="initial states")
-    evaluate.add_argument("--episodes", type=positive, required=True, metavar="N", help="spread evenly over tasks")
+    evaluate.add_argument("--episodes", type=positive, metavar="N", help="spread evenly over tasks")
     evaluate.add_argument("--tasks", type=int, nargs="+", metavar="ID", help="LIBERO task ids; default: all")
-    evaluate.add_argument("--json", type=Path, required=True, metavar="OUT", help="where to write the result")
+    evaluate.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
     evaluate.add_argument("--workers", type=positive, default=1, metavar="N", help="1 runs without Ray (default)")
     evaluate.add_argument("--seed", type=int, default=0, metavar="N")
+    evaluate.add_argument(
+        "--imagination",
+        action="store_true",
+        help="instead of success: pixel error of the imagined next frame on expert episodes, and a PNG beside OUT",
+    )
+    evaluate.add_argument(
+        "--imagine-steps", type=positive, metavar="N", help="denoising steps beside 1; default: the reward's"
+    )
 
-    collect = command("collect", "Record episodes of the scripted expert.", COLLECT)
+    collect = command("collect", "Record demonstrations: a disturbed expert, its clean action as label.", COLLECT)
     collect.add_argument("--env", required=True, metavar="NAME", help="reach or a LIBERO suite, as libero_object")
-    collect.add_argument("--task", type=int, required=True, metavar="N", help="task id")
-    collect.add_argument("--episodes", type=positive, required=True, metavar="N")
-    collect.add_argument("--out", type=Path, required=True, metavar="DIR")
-    collect.add_argument("--workers", type=positive, default=1, metavar="N", help="processes")
-    collect.add_argument("--seed", type=int, default=0, metavar="N")
-    collect.add_argument("--resolution", type=positive, metavar="PIXELS", help="default: the environment's")
+    collect.add_argument("--tasks", type=int, nargs="+", metavar="ID", help="task ids; default: all")
+    collect.add_argument("--episodes", type=positive, required=True, metavar="N", help="per task")
+    collect.add_argument("--out", type=Path, required=True, metavar="DIR", help="what is there already is kept")
+    collect.add_argument("--workers", type=positive, default=1, metavar="N", help="1 runs without Ray (default)")
+    collect.add_argument("--seed", type=not_negative, default=0, metavar="N")
+    collect.add_argument("--resolution", type=positive, metavar="PIXELS", help="default: the base's or environment's")
+    collect.add_argument("--base", metavar="NAME_OR_DIR", help="this policy acts, the expert labels (DAgger)")
+    collect.add_argument("--config", action="append", default=[], metavar="FILE", help=layers)
 
     pretrain = command("pretrain", "Train a base policy on recorded episodes: video stage, then actions.", PRETRAIN)
     pretrain.add_argument("--config", action="append", default=[], metavar="FILE", help=layers)
-    pretrain.add_argument("--data", type=Path, required=True, metavar="DIR", help="what `wamrl collect` wrote")
-    pretrain.add_argument("--out", type=Path, required=True, metavar="DIR", help="the policy folder to write")
+    pretrain.add_argument(
+        "--data",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="DIR",
+        help="what `wamrl collect` wrote, or a tar file of it; repeatable",
+    )
+    pretrain.add_argument("--out", type=Path, required=True, metavar="DIR", help="policy folder to write or continue")
+    pretrain.add_argument("--init", metavar="NAME_OR_DIR", help="start from this base's weights and architecture")
+    pretrain.add_argument("--until", type=positive, metavar="STEP", help="save and stop at this step of the schedule")
+    pretrain.add_argument("--tasks", type=int, nargs="+", metavar="ID", help="task ids; default: all in the data")
+    pretrain.add_argument("--few-shot", type=positive, metavar="N", help="train on the first N demonstrations per task")
+    pretrain.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda trains in mixed precision")
+
+    dataset = command("dataset", "Demonstrations to and from a LeRobotDataset v3.0 folder.", DATASET)
+    ways = dataset.add_subparsers(dest="direction", required=True, metavar="export|import")
+    export = ways.add_parser("export", help="write one", allow_abbrev=False)
+    export.add_argument("--data", type=Path, required=True, metavar="DIR", help="what `wamrl collect` wrote")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    export.add_argument("--fps", type=positive, default=20, metavar="HZ", help="env steps per second; LIBERO: 20")
+    read = ways.add_parser("import", help="read one", allow_abbrev=False)
+    read.add_argument("--data", type=Path, required=True, metavar="DIR", help="a LeRobotDataset v3.0 on this machine")
+    read.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    read.add_argument("--env", metavar="NAME", help="whose tasks to take; not needed for what was exported here")
+    read.add_argument("--resolution", type=positive, metavar="PIXELS", help="resize to; default: as stored")
+    read.add_argument("--capture-every", type=positive, default=1, metavar="N", help="keep each Nth frame")
+    read.add_argument("--rotate-180", action="store_true", help="for images as the simulator draws them")
+    read.add_argument("--gripper-open-is-one", action="store_true", help="for grippers with 1 open, 0 closed")
+    read.add_argument("--cameras", nargs="+", metavar="KEY", help="columns of the views; default: the usual names")
 
     command("doctor", "Check versions, renderer, devices, memory and every environment.", DOCTOR)
     return parser
@@ -103,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (argparse itself exits with 2 on wrong usage)."""
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
-    if rest and args.command not in ("train", "pretrain"):
+    if rest and args.command not in ("train", "pretrain", "collect"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     from wamrl_ray import commands
     from wamrl_ray.config_files import ConfigError

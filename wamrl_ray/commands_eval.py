@@ -1,4 +1,7 @@
-"""`wamrl eval`: any policy, any split, the same tickets for everyone.  A checkpoint goes in, a JSON file comes out."""
+"""`wamrl eval`: any policy, any split, the same tickets for everyone.  A checkpoint goes in, a JSON file comes out.
+
+It measures how often the policy succeeds or, with --imagination, how well it foresees what an expert will see.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wamrl_ray import checkpoint as checkpoints
 from wamrl_ray.atomic import write_json
+from wamrl_ray.commands_imagination import check_imagination, measure_imagination
 from wamrl_ray.config_files import ConfigError
 from wamrl_ray.preflight import check_fit, check_renderer, describe_env, env_config, load_policy
 from wamrl_ray.progress import success_text
@@ -23,25 +27,46 @@ if TYPE_CHECKING:
 
 
 def run_eval(args: argparse.Namespace) -> int:
+    check_usage(args)
     env_config(args.env)  # a wrong name is the cheaper thing to find out
     config, policy = load_any(args.checkpoint)
     env = choose_tasks(env_config(args.env, policy.spec.resolution), args.tasks)
     spec = describe_env(env, args.split)
     check_fit(policy.spec, spec, args.checkpoint)
+    if args.imagination:
+        check_imagination(policy, args)
     check_renderer(env)
     config = replace(config, env=env, seed=args.seed, rollout=replace(config.rollout, num_workers=args.workers))
     # An output that cannot be written must not be found out after an hour of episodes.
-    check_writable(args.json)
+    if args.json is not None:
+        check_writable(args.json)
 
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="wamrl-eval-") as folder:
-        result = _evaluate(config, policy, args, Path(folder))
+    if args.imagination:
+        result = measure_imagination(config, policy, args)
+    else:
+        with tempfile.TemporaryDirectory(prefix="wamrl-eval-") as folder:
+            result = _evaluate(config, policy, args, Path(folder))
     result |= {"checkpoint": args.checkpoint, "seed": args.seed, "wall_s": round(time.monotonic() - started, 3)}
-    write_json(args.json, result)
-    for task in result["tasks"]:
-        print(f"task {task['task_id']:2d}  {success_text(task)}  {task['instruction']}")
-    print(f"success  {success_text(result)}  ({result['env']}, {result['split']}; written to {args.json})")
+    if args.json is not None:
+        write_json(args.json, result)
+    if not args.imagination:
+        for task in result["tasks"]:
+            print(f"task {task['task_id']:2d}  {success_text(task)}  {task['instruction']}")
+        print(f"success  {success_text(result)}  ({result['env']}, {result['split']}; written to {args.json})")
     return 0
+
+
+def check_usage(args: argparse.Namespace) -> None:
+    """What argparse cannot tell: which options go with --imagination and which without."""
+    if not args.imagination:
+        for name in ("episodes", "json"):
+            if getattr(args, name) is None:
+                raise ConfigError(f"--{name} is missing: only --imagination goes without it")
+        if args.imagine_steps is not None:
+            raise ConfigError(f"--imagine-steps {args.imagine_steps}: goes with --imagination only")
+    elif args.workers != 1:
+        raise ConfigError(f"--workers {args.workers}: --imagination runs in this process alone; leave it out")
 
 
 def choose_tasks(env: EnvConfig, tasks: list[int] | None) -> EnvConfig:

@@ -35,8 +35,9 @@ class RewardConfig:
     "added once, at the decision in which the task succeeds; 0 reproduces the paper.  Success ends the episode and so "
     "gives up the reconstruction reward of the decisions that would have followed (at most `weight` each, in practice "
     "a fraction of it): it has to pay more than they do.  5 is also what RLinf's Wan recipe multiplies success by"
-    imagine_steps: int = 4
-    "Euler steps of the imagination; as many as the action sampler takes, each costs one pass of the world model"
+    imagine_steps: int = 1
+    "Euler steps of the imagination, one pass of the world model each. One step draws the mean future, the nearest to "
+    "what will happen; more draw a sharper sample of what could, with a larger distance (`docs/base-policies.md`)"
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "tau"):
