@@ -9,7 +9,7 @@ The pick-and-place expert is a funnel. All of it follows from where hand, finger
 
     not held   aim above the object; the less the lateral error, the lower the target height: a cone over the object.
                Below the cone no sideways motion, only up, so that a miss is left upwards and tried again.
-               At the bottom of the cone: close.
+               At the bottom of the cone: close, along the short side or where the basket leaves room for the palm.
     held       the fingers have stopped on the object: up, and the higher, the faster towards the basket.
     over it    open. A dropped object is "not held" again, wherever it lies.
 """
@@ -138,8 +138,6 @@ class LiberoObjectExpert:
         action[6] = gripper
         return action
 
-    # ------------------------------------------------------------------------------------------ the two halves
-
     def _approach(self, hand: Vec, rotation: Vec, width: float, grasp: Grasp) -> tuple[Vec, float]:
         """Position error (3,) and gripper command while the object is not held."""
         gains = self._gains
@@ -176,8 +174,6 @@ class LiberoObjectExpert:
         between = abs(low[0] + high[0]) / 2 < 0.01 and low[1] < 0.004 and high[1] > -0.004
         return bool(between and 0.4 * span < width < span + self._gains.width_margin)
 
-    # ------------------------------------------------------------------------------------------ geometry
-
     def _grasp(self, corners: Vec) -> Grasp:
         """Grasp by the short horizontal side, as low as the middle but no deeper than the palm allows."""
         bottom, top = float(corners[..., 2].min()), float(corners[..., 2].max())
@@ -187,11 +183,12 @@ class LiberoObjectExpert:
         body = np.array(self._data.xmat[self._body]).reshape(3, 3)
         axis = body[:2, int(np.argmin(np.abs(body[2])))]
         axis = axis / np.hypot(*axis)
-        closing, other = sorted((axis, np.array([-axis[1], axis[0]])), key=lambda a: self._awkward(a, points))
+        obstacles, walls = self._standing(height)
+        closing, other = sorted((axis, np.array([-axis[1], axis[0]])), key=lambda a: self._awkward(a, points, walls))
         along, beside = points @ closing, points @ other
         middle = closing * (along.min() + along.max()) / 2 + other * (beside.min() + beside.max()) / 2
         room = max(float(np.ptp(beside)) / 2 - 0.018, 0.0)
-        middle = middle + other * np.clip(self._sidestep(middle, closing, other, height), -room, room)
+        middle = middle + other * np.clip(self._sidestep(middle, closing, other, obstacles), -room, room)
         return Grasp(
             xy=middle,
             height=height,
@@ -202,25 +199,34 @@ class LiberoObjectExpert:
             top=top,
         )
 
-    def _sidestep(self, xy: Vec, closing: Vec, other: Vec, height: float) -> float:
-        """How far to move the grasp across the closing axis so that the palm, wide and low, misses what stands near."""
-        data = self._data
-        turns = np.array(data.geom_xmat[self._obstacles]).reshape(-1, 3, 3)
-        corners = np.einsum("gij,gcj->gci", turns, self._obstacle_boxes) + data.geom_xpos[self._obstacles][:, None]
+    def _standing(self, height: float) -> tuple[Vec, Vec]:
+        """(N, 8, 2) corners of all that would meet the palm of a hand at `height`, and of the basket's walls in it."""
+        turns = np.array(self._data.geom_xmat[self._obstacles]).reshape(-1, 3, 3)
+        corners = np.einsum("gij,gcj->gci", turns, self._obstacle_boxes)
+        corners += self._data.geom_xpos[self._obstacles][:, None]
         tall = corners[..., 2].max(axis=1) > height + PALM_HEIGHT_M
-        across, beside = (corners[..., :2] - xy) @ closing, (corners[..., :2] - xy) @ other
+        return corners[tall, :, :2], corners[tall & self._of_basket, :, :2]
+
+    @staticmethod
+    def _sidestep(xy: Vec, closing: Vec, other: Vec, obstacles: Vec) -> float:
+        """How far to move the grasp across the closing axis so that the palm, wide and low, misses what stands near."""
+        across, beside = (obstacles - xy) @ closing, (obstacles - xy) @ other
         gap = np.maximum(across.min(axis=1), -across.max(axis=1)) - PALM_HALF_M[0]
         side = np.sign(beside.min(axis=1) + beside.max(axis=1))
         near = np.minimum(np.abs(beside.min(axis=1)), np.abs(beside.max(axis=1)))
-        fade = np.clip(1.0 - gap / 0.02, 0.0, 1.0) * tall
-        step = -side * np.maximum(PALM_HALF_M[1] - near, 0.0) * fade
+        step = -side * np.maximum(PALM_HALF_M[1] - near, 0.0) * np.clip(1.0 - gap / 0.02, 0.0, 1.0)
         return float(step.min(initial=0.0) + step.max(initial=0.0))
 
     @staticmethod
-    def _awkward(closing: Vec, points: Vec) -> float:
-        """Smaller is the better direction to close along: first whether it fits, then how far the wrist must turn."""
+    def _awkward(closing: Vec, points: Vec, walls: Vec) -> float:
+        """Smaller is the better way to close: it fits, then the palm is clear of the basket, then less turn."""
         too_wide = max(float(np.ptp(points @ closing)) - (MAX_OPENING_M - 0.004), 0.0)
-        return 1e3 * too_wide + 1.0 - abs(float(closing[1]))
+        from_middle = walls - (points.min(axis=0) + points.max(axis=0)) / 2
+        across, beside = from_middle @ closing, from_middle @ np.array([-closing[1], closing[0]])
+        deep = PALM_HALF_M[0] - np.maximum(across.min(axis=1), -across.max(axis=1))
+        broad = PALM_HALF_M[1] - np.maximum(beside.min(axis=1), -beside.max(axis=1))
+        blocked = smoothstep(float(np.minimum(deep, broad).max(initial=0.0)), 0.0, 0.01)
+        return 1e3 * too_wide + 2.0 * blocked + 1.0 - abs(float(closing[1]))
 
     def _lateral(self, error: Vec, rotation: Vec, grasp: Grasp) -> float:
         """How far off the hand is in units of tolerance: 1 where a finger would land on the object."""
@@ -235,8 +241,7 @@ class LiberoObjectExpert:
     def _turn(rotation: Vec, closing: Vec) -> Vec:
         """(3,) axis-angle, world frame, that turns the hand straight down with its closing axis along `closing`."""
         first, down = np.array([*closing, 0.0]), np.array([0.0, 0.0, -1.0])
-        wanted = np.stack([first, np.cross(down, first), down], axis=1)
-        change = wanted @ rotation.T
+        change = np.stack([first, np.cross(down, first), down], axis=1) @ rotation.T
         axis = np.array([change[2, 1] - change[1, 2], change[0, 2] - change[2, 0], change[1, 0] - change[0, 1]]) / 2
         sine = float(np.sqrt(axis @ axis))
         angle = float(np.arctan2(sine, (np.trace(change) - 1.0) / 2))
@@ -268,6 +273,7 @@ class LiberoObjectExpert:
         free = set(model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE].tolist()) - {self._body}
         self._obstacles = [g for g in solid if model.geom_bodyid[g] in free]
         self._obstacle_boxes = np.array([box_corners(model, g) for g in self._obstacles])
+        self._of_basket = np.array(model.geom_bodyid[self._obstacles]) == self._basket
         boxes = []
         for geom in (g for g in solid if model.geom_bodyid[g] == self._body):
             turn = np.zeros(9)

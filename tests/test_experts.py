@@ -16,6 +16,7 @@ BUTTER, ORANGE_JUICE = 6, 9
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[LiberoEnv]:
+    """Tests that use it stand in the order of their tasks: the first reset to another task builds it for seconds."""
     built = LiberoEnv(LiberoConfig(resolution=16, tasks=(BUTTER, ORANGE_JUICE)), "train")
     yield built
     built.close()
@@ -43,15 +44,54 @@ def finger_opening(env: LiberoEnv) -> float:
     return float(data.qpos[left] - data.qpos[right])
 
 
+@pytest.fixture(scope="module")
+def held_out_env() -> Iterator[LiberoEnv]:
+    built = LiberoEnv(LiberoConfig(resolution=16), "held_out")
+    yield built
+    built.close()
+
+
 @pytest.mark.sim
-@pytest.mark.parametrize("task", [BUTTER, ORANGE_JUICE])
-@pytest.mark.parametrize("init_state", [0, 31])
+def test_a_displaced_grasp_point_displaces_the_approach_and_nothing_else(env: LiberoEnv) -> None:
+    env.reset_to(BUTTER, 0, seed=0)
+    true, displaced = LiberoObjectExpert(env), LiberoObjectExpert(env, grasp_offset_m=(0.0, 0.3))
+    for _ in range(12):
+        env.step_chunk(true.act()[None], capture_at=())
+    change = displaced.act() - true.act()
+    assert change[1] > 0.5
+    np.testing.assert_array_equal(change[[0, 3, 4, 5, 6]], 0.0)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(("task", "init_state"), [(BUTTER, 0), (ORANGE_JUICE, 31)])
 def test_the_expert_puts_the_object_into_the_basket_within_120_steps(
     env: LiberoEnv, task: int, init_state: int
 ) -> None:
     env.reset_to(task, init_state, seed=0)
     success, steps = run(env, LiberoObjectExpert(env), 120)
     assert success, f"no success after {steps} steps"
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+@pytest.mark.parametrize("task", range(10))
+def test_every_task_is_solved_from_a_held_out_initial_state(held_out_env: LiberoEnv, task: int) -> None:
+    held_out_env.reset_to(task, 40 + task, seed=0)
+    success, steps = run(held_out_env, LiberoObjectExpert(held_out_env), 120)
+    assert success, f"no success after {steps} steps"
+
+
+@pytest.mark.sim
+def test_the_expert_leaves_a_grasp_that_closed_on_nothing_and_tries_again(env: LiberoEnv) -> None:
+    env.reset_to(ORANGE_JUICE, 12, seed=0)
+    address = object_joint(env)
+    place = np.array(env.inner.sim.data._data.qpos[address : address + 3])
+    misjudging = LiberoObjectExpert(env, grasp_offset_m=(0.0, -0.09))
+    while finger_opening(env) > 0.005:
+        assert not env.step_chunk(misjudging.act()[None], capture_at=()).truncated, "the fingers never closed"
+    np.testing.assert_allclose(env.inner.sim.data._data.qpos[address : address + 3], place, atol=0.002)
+    success, steps = run(env, LiberoObjectExpert(env), 150)
+    assert success, f"no success {steps} steps after the miss"
 
 
 @pytest.mark.sim
@@ -88,6 +128,16 @@ def test_the_expert_picks_up_again_what_it_dropped(env: LiberoEnv) -> None:
 
 
 @pytest.mark.sim
+def test_what_lies_before_the_basket_is_grasped_with_the_palm_turned_out_of_its_way(env: LiberoEnv) -> None:
+    env.reset_to(ORANGE_JUICE, 5, seed=0)
+    address = object_joint(env)
+    env.inner.sim.data._data.qpos[address : address + 2] = 0.01, 0.135
+    env.inner.sim.forward()
+    success, steps = run(env, LiberoObjectExpert(env), 120)
+    assert success, f"no success after {steps} steps"
+
+
+@pytest.mark.sim
 def test_the_same_simulator_state_gives_the_same_action_bits_whatever_came_before(env: LiberoEnv) -> None:
     env.reset_to(ORANGE_JUICE, 7, seed=0)
     veteran = LiberoObjectExpert(env)
@@ -110,14 +160,33 @@ def test_the_same_simulator_state_gives_the_same_action_bits_whatever_came_befor
 
 
 @pytest.mark.sim
-def test_a_displaced_grasp_point_displaces_the_approach_and_nothing_else(env: LiberoEnv) -> None:
-    env.reset_to(BUTTER, 0, seed=0)
-    true, displaced = LiberoObjectExpert(env), LiberoObjectExpert(env, grasp_offset_m=(0.0, 0.3))
-    for _ in range(12):
-        env.step_chunk(true.act()[None], capture_at=())
-    change = displaced.act() - true.act()
-    assert change[1] > 0.5
-    np.testing.assert_array_equal(change[[0, 3, 4, 5, 6]], 0.0)
+def test_the_expert_reads_the_simulator_and_neither_observations_nor_clock(env: LiberoEnv) -> None:
+    env.reset_to(ORANGE_JUICE, 7, seed=0)
+    expert = LiberoObjectExpert(env)
+    for _ in range(20):
+        env.step_chunk(expert.act()[None], capture_at=())
+    before = expert.act()
+    for observable in env.inner._observables.values():
+        observable._current_observed_value = np.full_like(observable.obs, 123)
+    env._steps, env._success, env.inner.timestep, env.inner.cur_time = 250, True, 7, 99.0
+    assert env._state()[0] == 123.0, "the observations are as they were: the test shows nothing"
+    assert expert.act().tobytes() == LiberoObjectExpert(env).act().tobytes() == before.tobytes()
+
+
+def test_of_two_ways_to_close_that_fit_the_one_with_the_palm_clear_of_the_basket_is_taken() -> None:
+    along_x, along_y = np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    can = np.array([[x, y] for x in (-0.03, 0.03) for y in (-0.03, 0.03)])
+    wall = np.array([[x, y] for x in (-0.08, 0.08) for y in (0.0, 0.01)] * 2)[None]
+
+    def taken(points: np.ndarray, wall_m: float) -> str:
+        walls = wall + np.array([0.0, wall_m])
+        costs = {name: LiberoObjectExpert._awkward(a, points, walls) for name, a in (("x", along_x), ("y", along_y))}
+        return min(costs, key=lambda name: costs[name])
+
+    # The palm is 0.103 m to either side along the closing axis and 0.034 m across it; the rest pose closes along y.
+    assert [taken(can, m) for m in (0.104, 0.097, 0.05, 0.033)] == ["y", "x", "x", "x"]
+    too_long = can * np.array([1.3, 1.0])
+    assert taken(too_long, 0.05) == "y"
 
 
 @pytest.mark.parametrize("task", [0, 1])
