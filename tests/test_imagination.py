@@ -129,6 +129,7 @@ def test_the_compared_offset_is_the_last_that_is_executed() -> None:
 
 def test_a_sheet_shows_current_executed_and_imagined_of_different_tasks(tmp_path: Path) -> None:
     assert sheet_rows([8, 4], rows=4) == [(0, 1), (0, 5), (1, 1), (1, 3)]
+    assert sheet_rows([1, 2], rows=10) == [(0, 0), (1, 0), (1, 1)], "each decision once"
     assert sheet_rows([3] * 12) == [(k, int(3 * (k + 0.5) / 12)) for k in range(12)]
     episodes = [compared(Foresight({4: 0.5}), steady(11, task_id=task), (4,)) for task in range(10)]
     image = np.asarray(Image.open(write_sheet(tmp_path / "sheet.png", episodes, SPEC.views)))

@@ -22,6 +22,8 @@ class CollectionProgress(StatusBar):
         self._started = time.monotonic()
 
     def __call__(self, progress: Collected) -> None:
+        if progress.new <= 1:  # workers take a while to start, which says nothing about the rate
+            self._started = time.monotonic()
         done, total = progress.kept + progress.new, progress.kept + progress.new + progress.missing
         text = status_text(progress, time.monotonic() - self._started) if progress.new else "starting"
         self.show(done, total, text)
@@ -30,10 +32,14 @@ class CollectionProgress(StatusBar):
 
 
 def status_text(progress: Collected, elapsed_s: float) -> str:
-    """Successes and rate of the new demonstrations, time left, and faults if there were any."""
-    per_s = progress.new / max(elapsed_s, 1e-9)
-    left = clock(progress.missing / per_s)
-    text = f"successes {progress.successes}/{progress.new}  {60 * per_s:.1f} episodes/min  left {left}"
+    """Successes and rate of the new demonstrations, time left, and faults if there were any.
+
+    `elapsed_s` counts from the first of them, which has no rate yet.
+    """
+    text = f"successes {progress.successes}/{progress.new}"
+    if progress.new > 1:
+        per_s = (progress.new - 1) / max(elapsed_s, 1e-9)
+        text += f"  {60 * per_s:.1f} episodes/min  left {clock(progress.missing / per_s)}"
     faults = fault_text(progress)
     return f"{text}  {faults}" if faults else text
 

@@ -42,7 +42,12 @@ def run_collect(args: argparse.Namespace, rest: Sequence[str]) -> int:
         raise ConfigError(str(error)) from None
     kept = f", {done.kept} were there already" if done.kept else ""
     faults = fault_text(done)
-    print(f"{done.successes} of {done.new} new episodes succeeded{kept}; demonstrations are in {args.out}")
+    if done.new:
+        print(f"{done.successes} of {done.new} new episodes succeeded{kept}; demonstrations are in {args.out}")
+    else:
+        print(f"nothing to do: all {done.kept} demonstrations are in {args.out}")
+    if done.new and args.base and config.expert_share > 0:
+        print(f"the expert took {config.expert_share:.0%} of the decisions (expert_share): no measure of the policy")
     if faults:
         print(f"faults, all made good: {faults}")
     return 0

@@ -40,7 +40,9 @@ def run_pretrain(args: argparse.Namespace, rest: Sequence[str]) -> int:
     done, end = check_steps(args.out, config, args.until)
     torch.set_num_threads(config.threads)
     train, valid, count = read_windows(args, config)
-    print(f"{count} demonstrations, {len(train)} windows; steps {done} to {end} of {config.total_steps}", flush=True)
+    held_out = "none" if valid is train else len(valid)
+    print(f"{count} demonstrations: {len(train)} windows to train on, {held_out} held out", flush=True)
+    print(f"steps {done} to {end} of {config.total_steps}", flush=True)
     with PretrainProgress(end) as progress, Recorder(args.out, progress) as recorder:
         pretrain(
             config,
@@ -55,7 +57,7 @@ def run_pretrain(args: argparse.Namespace, rest: Sequence[str]) -> int:
             on_imagined=recorder.on_imagined,
         )
     if end < config.total_steps:
-        print(f"stopped at step {end} of {config.total_steps}; repeat the command with another --until to continue")
+        print(f"stopped at step {end} of {config.total_steps}; go on with a later --until, or without one")
     print(f"base policy written to {args.out}; use it with --base {args.out}")
     return 0
 

@@ -173,7 +173,7 @@ def write_sheet(path: Path, episodes: Sequence[Comparison], views: Sequence[str]
     side = scale * episodes[0].pictures.shape[-2]
     picks = sheet_rows([len(episode.step) for episode in episodes])
     steps = max(episodes[0].imagined)
-    kinds = ("current", f"executed (+{episodes[0].offset})", f"imagined ({steps} steps)")
+    kinds = ("current", f"executed (+{episodes[0].offset})", f"imagined ({steps} step{'s' * (steps > 1)})")
     sheet = Image.new("RGB", (3 * len(views) * side, SHEET_BAR + len(picks) * (SHEET_BAR + side)))
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=14)
     for column, kind in enumerate(kinds):
@@ -194,10 +194,10 @@ def write_sheet(path: Path, episodes: Sequence[Comparison], views: Sequence[str]
 
 
 def sheet_rows(lengths: Sequence[int], rows: int = SHEET_ROWS) -> list[tuple[int, int]]:
-    """(episode, decision) of each row: as many per episode as fit, the moments of all episodes spread evenly.
+    """(episode, decision) of each row, each once: as many per episode as fit, the moments of all spread evenly.
 
     Two episodes of 8 and 4 decisions, 4 rows: (0, 1), (0, 5), (1, 1), (1, 3).
     """
     each = max(1, rows // len(lengths))
     shares = [(k, (j + (k + 0.5) / len(lengths)) / each) for k in range(len(lengths)) for j in range(each)]
-    return [(k, int(lengths[k] * share)) for k, share in shares]
+    return sorted({(k, int(lengths[k] * share)) for k, share in shares})
