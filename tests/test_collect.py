@@ -230,11 +230,15 @@ def test_a_killed_worker_costs_no_more_than_its_episode(tmp_path: Path, ray_clus
     collection = replace(REACH, episodes=8)
     collect(collection, tmp_path / "here", workers=1)
 
+    def workers() -> set[int]:
+        found = [p for p in psutil.process_iter(["cmdline"]) if "ray::Demonstrator" in str(p.info["cmdline"])]
+        return {p.pid for p in found if psutil.Process().pid in (parent.pid for parent in p.parents())}
+
+    ending = workers()  # of an earlier collection
+
     def kill(progress: Collected) -> None:
         if progress.new == 1:
-            workers = [p for p in psutil.process_iter(["cmdline"]) if "ray::Demonstrator" in str(p.info["cmdline"])]
-            own = [p for p in workers if psutil.Process().pid in (parent.pid for parent in p.parents())]
-            os.kill(own[0].pid, signal.SIGKILL)
+            os.kill(min(workers() - ending), signal.SIGKILL)
 
     done = collect(collection, tmp_path / "there", workers=2, on_progress=kill)
     assert (done.new, done.missing) == (16, 0)
