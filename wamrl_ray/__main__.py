@@ -61,6 +61,9 @@ def not_negative(text: str) -> int:
     return value
 
 
+LAYERS = "a path or a preset's name; repeatable, a later one wins"
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="wamrl", description="Online post-training of world-action policies on Ray.", allow_abbrev=False
@@ -77,16 +80,29 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    layers = "a path or a preset's name; repeatable, a later one wins"
-    train = command("train", "Post-train a policy and write a run folder.", TRAIN)
-    train.add_argument("--config", action="append", default=[], metavar="FILE", help=layers)
+    _train_options(command("train", "Post-train a policy and write a run folder.", TRAIN))
+    _eval_options(command("eval", "Measure a policy's success per task, or its imagination.", EVAL))
+    _collect_options(
+        command("collect", "Record demonstrations: a disturbed expert, its clean action as label.", COLLECT)
+    )
+    _pretrain_options(
+        command("pretrain", "Train a base policy on recorded episodes: video stage, then actions.", PRETRAIN)
+    )
+    _dataset_options(command("dataset", "Demonstrations to and from a LeRobotDataset v3.0 folder.", DATASET))
+    command("doctor", "Check versions, renderer, devices, memory and every environment.", DOCTOR)
+    return parser
+
+
+def _train_options(train: argparse.ArgumentParser) -> None:
+    train.add_argument("--config", action="append", default=[], metavar="FILE", help=LAYERS)
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/CONFIG")
     train.add_argument("--workers", type=positive, metavar="N", help="rollout workers (rollout.num_workers)")
     train.add_argument("--iterations", type=not_negative, metavar="N", help="in all, earlier ones too; 0: evaluate")
     train.add_argument("--local", action="store_true", help="one process, no Ray: the debugger")
     train.add_argument("--resume", metavar="auto|DIR", help="auto: continue from the run folder's newest checkpoint")
 
-    evaluate = command("eval", "Measure a policy's success per task, or its imagination.", EVAL)
+
+def _eval_options(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("--checkpoint", required=True, metavar="NAME_OR_DIR")
     evaluate.add_argument("--env", required=True, metavar="NAME", help="reach or a LIBERO suite, as libero_object")
     evaluate.add_argument("--split", choices=("train", "held_out"), default="held_out", help="initial states")
@@ -104,7 +120,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--imagine-steps", type=positive, metavar="N", help="denoising steps beside 1; default: the reward's"
     )
 
-    collect = command("collect", "Record demonstrations: a disturbed expert, its clean action as label.", COLLECT)
+
+def _collect_options(collect: argparse.ArgumentParser) -> None:
     collect.add_argument("--env", required=True, metavar="NAME", help="reach or a LIBERO suite, as libero_object")
     collect.add_argument("--tasks", type=int, nargs="+", metavar="ID", help="task ids; default: all")
     collect.add_argument("--episodes", type=positive, required=True, metavar="N", help="per task")
@@ -113,10 +130,11 @@ def build_parser() -> argparse.ArgumentParser:
     collect.add_argument("--seed", type=not_negative, default=0, metavar="N")
     collect.add_argument("--resolution", type=positive, metavar="PIXELS", help="default: the base's or environment's")
     collect.add_argument("--base", metavar="NAME_OR_DIR", help="this policy acts, the expert labels (DAgger)")
-    collect.add_argument("--config", action="append", default=[], metavar="FILE", help=layers)
+    collect.add_argument("--config", action="append", default=[], metavar="FILE", help=LAYERS)
 
-    pretrain = command("pretrain", "Train a base policy on recorded episodes: video stage, then actions.", PRETRAIN)
-    pretrain.add_argument("--config", action="append", default=[], metavar="FILE", help=layers)
+
+def _pretrain_options(pretrain: argparse.ArgumentParser) -> None:
+    pretrain.add_argument("--config", action="append", default=[], metavar="FILE", help=LAYERS)
     pretrain.add_argument(
         "--data",
         type=Path,
@@ -132,7 +150,8 @@ def build_parser() -> argparse.ArgumentParser:
     pretrain.add_argument("--few-shot", type=positive, metavar="N", help="train on the first N demonstrations per task")
     pretrain.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda trains in mixed precision")
 
-    dataset = command("dataset", "Demonstrations to and from a LeRobotDataset v3.0 folder.", DATASET)
+
+def _dataset_options(dataset: argparse.ArgumentParser) -> None:
     ways = dataset.add_subparsers(dest="direction", required=True, metavar="export|import")
     export = ways.add_parser("export", help="write one", allow_abbrev=False)
     export.add_argument("--data", type=Path, required=True, metavar="DIR", help="what `wamrl collect` wrote")
@@ -147,9 +166,6 @@ def build_parser() -> argparse.ArgumentParser:
     read.add_argument("--rotate-180", action="store_true", help="for images as the simulator draws them")
     read.add_argument("--gripper-open-is-one", action="store_true", help="for grippers with 1 open, 0 closed")
     read.add_argument("--cameras", nargs="+", metavar="KEY", help="columns of the views; default: the usual names")
-
-    command("doctor", "Check versions, renderer, devices, memory and every environment.", DOCTOR)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
