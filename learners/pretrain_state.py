@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -41,12 +42,11 @@ def load_state(
 ) -> int:
     """Put the state at `path` into the parts, on their devices; returns its step, 0 without one.
 
-    Raises ValueError, and changes nothing, if the state was made by another config.
+    Raises ValueError, and changes nothing, if the state is damaged or was made by another config.
     """
     if not path.exists():
         return 0
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    _check(path, state, config)
+    state = _read(path, config)
     policy.load_state_dict(state["policy"])
     policy.text.forget()
     for mean, saved in zip(average, state["average"], strict=True):
@@ -59,9 +59,18 @@ def check_state(path: Path, config: PretrainConfig) -> int:
     """The step of the state at `path`, 0 without one.  Raises ValueError as `load_state` does."""
     if not path.exists():
         return 0
-    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return int(_read(path, config, mmap=True)["step"])
+
+
+def _read(path: Path, config: PretrainConfig, *, mmap: bool = False) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            f"{path}: is damaged or no training state; delete it to begin anew, or name another folder"
+        ) from error
     _check(path, state, config)
-    return int(state["step"])
+    return state
 
 
 def _check(path: Path, state: Mapping[str, Any], config: PretrainConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,19 @@ def test_stopping_in_between_changes_nothing(tmp_path: Path, windows: Windows, w
     for until in (1, 3, None):
         parts = pretrain(TINY, windows, windows, tmp_path, until=until)
     assert same_weights(parts, whole)
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:1000], lambda whole: b"", lambda whole: b"no state at all"])
+def test_a_damaged_state_is_refused_by_name(
+    damage: Callable[[bytes], bytes], tmp_path: Path, windows: Windows
+) -> None:
+    pretrain(TINY, windows, windows, tmp_path, until=2)
+    state = tmp_path / STATE
+    state.write_bytes(damage(state.read_bytes()))
+    with pytest.raises(ValueError, match="state.pt: is damaged or no training state; delete it"):
+        check_state(state, TINY)
+    with pytest.raises(ValueError, match="delete it"):
+        pretrain(TINY, windows, windows, tmp_path)
 
 
 def test_a_state_goes_on_only_with_the_recipe_that_made_it(tmp_path: Path, windows: Windows) -> None:
