@@ -1,31 +1,39 @@
-"""Action-expert learner: advantage-weighted policy gradient through Flow-SDE, the world model frozen.
+"""Action-expert learner: advantage-weighted policy gradient through the denoising chain, the world model frozen.
 
 The training loop feeds it every episode of an iteration; it exports actor snapshots to the broker.
 
-    episodes ─► label (behaviour pair: imagine, reward, log-prob) ─► returns (critic + GAE, or groups)
-             ─► PPO epochs on the expert: clipped surrogate + KL to the base ─► critic epochs
+    episodes ─► label (behaviour pair: imagine, reward, log-prob) ─► advantages (`gae.py` or `advantages.py`)
+             ─► gradient steps on the expert (`policy_update.py`, objective `ppo.py` or `awr.py`) ─► critic epochs
 
 Micro-batches are composed once per update and pass through the networks whole, for labelling and for every epoch; an
 epoch only shuffles their order.  The last bits of a matrix product depend on the batch it is in, so this is what makes
 the first ratio exactly 1, and with lr = 0 every one.
+
+A new algorithm is one file with a config and an objective (or an estimator), one line in the union of
+`actor_config.py` and one in `_objective` (or `_estimator`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from learners.advantages import gae_estimate, group_estimate
-from learners.critic import Critic
-from learners.labels import ClipFrames, LabelledBatch, label_episodes
-from learners.optim import GuardedAdamW, to_cpu
-from learners.ppo import train_critic, train_expert
+from learners.actor_config import ActorFlowSDEConfig
+from learners.advantages import Estimator, GroupConfig, GroupEstimator
+from learners.awr import AWR, AWRConfig
+from learners.clip import ClipFrames
+from learners.expert import FullExpert, LoRAExpert
+from learners.gae import GAEConfig, GAEEstimator
+from learners.labels import LabelledBatch, Labeller, label_episodes
+from learners.optim import GuardedAdamW
+from learners.policy_update import Objective, update_expert
+from learners.ppo import PPO, PPOConfig
 from learners.tally import Tally
 from wamrl_ray.policy.flow_sde import SamplerConfig
 from wamrl_ray.policy.weights import from_snapshot, to_snapshot
@@ -37,89 +45,12 @@ if TYPE_CHECKING:
     from wamrl_ray.policy.wam import WAM
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActorFlowSDEConfig:
-    """How the action expert is trained.  Defaults follow piRL (arXiv 2510.25889) unless a line says otherwise."""
-
-    kind: Literal["actor_flow_sde"] = "actor_flow_sde"
-    advantage: Literal["gae", "group"] = "gae"
-    "gae: critic and per-decision credit; group: an episode's return against the others of the same task and start"
-    lr: float = 5e-6
-    "AdamW of the expert; 0 trains nothing and must give ratio 1 exactly"
-    critic_lr: float = 1e-3
-    "AdamW of the critic; ten times piRL's, whose critic is wider and sees more decisions"
-    weight_decay: float = 0.0
-    "ours: the KL to the base is the anchor; piRL uses 0.01"
-    epochs: int = 2
-    "passes over an iteration's decisions; between piRL's 4 (pi0) and 1 (pi0.5)"
-    minibatch: int = 64
-    "decisions per gradient step, at most: an update's decisions are split evenly"
-    clip_low: float = 0.2
-    "ratio floor 1 - clip_low"
-    clip_high: float = 0.2
-    "ratio ceiling 1 + clip_high; 0.28 is SimpleVLA-RL's asymmetric choice.  Goes with log-probs summed over executed "
-    "steps x A: rules that average them need clips of 1e-3"
-    gamma: float = 0.99
-    "discount per decision (not per env step)"
-    gae_lambda: float = 0.95
-    target_kl: float = 0.1
-    "growth of the mean KL to the behaviour policy (nats per decision) at which the rest of an update is skipped; 0 "
-    "disables.  Ours: at 0.1 about a tenth of the ratios lie outside 1 +- 0.5"
-    kl_to_base: float = 0.01
-    "weight of the exact transition KL to the base expert, nats per decision; ours, piRL has none that works"
-    value_clip: float = 0.0
-    "largest credited move of a value from its old one per update; 0 disables.  Ours: returns reach success_weight and "
-    "more, piRL's clip of 0.2 would hold a new critic back for dozens of updates"
-    huber: float = 10.0
-    "value error beyond which the critic's loss grows linearly"
-    critic_hidden: int = 128
-    "width of the critic's two hidden layers"
-    critic_epochs: int = 10
-    "passes of the critic per update; it reads pooled features only, so a pass costs next to nothing"
-    critic_warmup_updates: int = 0
-    "first updates, which train the critic alone (DPPO uses 2).  0: the critic's last layer starts at zero, so its "
-    "first advantages are plain returns, not noise"
-    grad_clip: float = 1.0
-    "largest global gradient norm, of expert and critic separately"
-    normalise_advantage: bool = True
-    "gae: zero mean, unit std over all valid decisions of the update (global, not per rank or micro-batch)"
-    filter_low: float = 0.0
-    "group: least mean success of a group that is kept; with filter_high 1 nothing is filtered"
-    filter_high: float = 1.0
-    "group: largest mean success of a group that is kept; SimpleVLA-RL uses 0.1 and 0.9"
-    remember_pairs: int = 4
-    "behaviour pairs whose weights are kept for recomputing log-probs; at least the staleness allowed + 1"
-    max_bad_updates: int = 5
-    "non-finite losses or gradients in a row after which the learner gives up with an error"
-
-    def __post_init__(self) -> None:
-        non_negative = ("lr", "critic_lr", "weight_decay", "target_kl", "kl_to_base", "value_clip")
-        for name in (*non_negative, "critic_warmup_updates"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"actor_learner.{name} = {getattr(self, name)}: use 0 or a positive number")
-        for name in ("epochs", "critic_epochs", "minibatch", "critic_hidden", "remember_pairs", "max_bad_updates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"actor_learner.{name} = {getattr(self, name)}: use at least 1")
-        for name in ("gamma", "gae_lambda", "filter_low", "filter_high"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"actor_learner.{name} = {getattr(self, name)}: use a number between 0 and 1")
-        if not 0 < self.clip_low < 1:
-            raise ValueError(f"actor_learner.clip_low = {self.clip_low}: use a number between 0 and 1, such as 0.2")
-        for name in ("clip_high", "huber", "grad_clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"actor_learner.{name} = {getattr(self, name)}: use a positive number")
-        if self.filter_low > self.filter_high:
-            raise ValueError(f"actor_learner.filter_low = {self.filter_low}: use at most filter_high")
-        if self.advantage not in ("gae", "group"):
-            raise ValueError(f"actor_learner.advantage = {self.advantage!r}: use 'gae' or 'group'")
-
-
 class ActorFlowSDELearner:
-    """Trains `policy.expert` and a critic; implements `types.Learner`.
+    """Trains `policy.expert`, and a critic if the estimator has one; implements `types.Learner`.
 
-    `policy` is this learner's own copy; the expert it arrives with is the base of the KL anchor.  Its world is frozen:
-    features are computed once per update without gradient.  Call `remember` with every published pair before an update
-    on its episodes, and `rebase` when a newer world is to be trained against.
+    `policy` is this learner's own copy, built with the run's sampler; the expert it arrives with is the base of the KL
+    anchor.  Its world is frozen: features are computed once per update without gradient.  Call `remember` with every
+    published pair before an update on its episodes, and `rebase` when a newer world is to be trained against.
     """
 
     def __init__(
@@ -132,29 +63,52 @@ class ActorFlowSDELearner:
         run_seed: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        if sampler.eta == 0:
-            raise ValueError("sampler.eta = 0: the ODE has no density to train on, use a positive scale such as 0.5")
+        """Raises ValueError if settings, sampler and policy do not fit together."""
+        config.check_sampler(sampler)
+        if policy.sampler.learned_std != sampler.learned_std:
+            raise ValueError(
+                f"sampler.noise = {sampler.noise!r}: the policy was built for {policy.sampler.noise!r}; pass the run's "
+                "sampler to load_base"
+            )
         self.config, self.sampler, self.reward, self.run_seed = config, sampler, reward, run_seed
         self.metric = PixelReward()
         self.policy = policy.to(device).eval().requires_grad_(False)
         policy.text.forget()  # embeddings cached on another device
         policy.sampler = sampler
-        policy.expert.requires_grad_(True)
-        self.critic = Critic(policy.pooled_dim, policy.spec.state_dim, config.critic_hidden, seed=run_seed).to(device)
-        shared = {"weight_decay": config.weight_decay, "grad_clip": config.grad_clip}
+        self.expert = self._expert()
+        self.objective = self._objective()
+        self.estimator = self._estimator()
         self.optimizer = GuardedAdamW(
-            policy.expert.parameters(), name="actor_learner", lr=config.lr, max_bad=config.max_bad_updates, **shared
-        )
-        self.critic_optimizer = GuardedAdamW(
-            self.critic.parameters(), name="critic", lr=config.critic_lr, max_bad=config.max_bad_updates, **shared
-        )
+            self.expert.parameters(), name="actor_learner", lr=config.lr, weight_decay=config.weight_decay,
+            grad_clip=config.grad_clip, max_bad=config.max_bad_updates,
+        )  # fmt: skip
         self.base = policy.export("actor")
         self.world = policy.export("world")
         self.trained_against_world = self.world.digest
         "digest of the world in whose features the expert last took a gradient step (first: the base world)"
         self.updates = 0
         self.pairs: OrderedDict[tuple[int, int], tuple[Pair, Snapshot, Snapshot]] = OrderedDict()
-        self.last_labels = ClipFrames(decision=[], imagined=[], executed=[], reached=[], reward=[])
+        self.last_clip = ClipFrames()
+
+    def _expert(self) -> FullExpert | LoRAExpert:
+        config = self.config
+        if config.lora_rank == 0:
+            return FullExpert(self.policy)
+        return LoRAExpert(self.policy, rank=config.lora_rank, scale=config.lora_scale, seed=self.run_seed)
+
+    def _objective(self) -> Objective:
+        match self.config.objective:
+            case PPOConfig() as ppo:
+                return PPO(ppo, self.sampler)
+            case AWRConfig() as awr:
+                return AWR(awr, self.sampler)
+
+    def _estimator(self) -> Estimator:
+        match self.config.advantage:
+            case GAEConfig() as gae:
+                return GAEEstimator(gae, self.policy, seed=self.run_seed, max_bad=self.config.max_bad_updates)
+            case GroupConfig() as group:
+                return GroupEstimator(group)
 
     def remember(self, pair: Pair, world: Snapshot, actor: Snapshot) -> None:
         """Keep a published pair's weights for its episodes; the oldest beyond `remember_pairs` is forgotten.
@@ -186,29 +140,28 @@ class ActorFlowSDELearner:
         usable = [episode for episode in episodes if episode.error is None and episode.num_decisions > 0]
         metrics = Tally()
         metrics.add("actor/dropped_error_count", len(episodes) - len(usable))
-        self.last_labels = ClipFrames(decision=[], imagined=[], executed=[], reached=[], reward=[])
+        self.last_clip = ClipFrames()
         if not usable:
             metrics.add("actor/decisions_count", 0)
             return metrics.means()
         self._check(usable)
         rng = np.random.default_rng(seed_sequence(self.run_seed, index, "learner"))
-        batches = label_episodes(
-            self.policy, self.metric, self.reward, usable, list(self.pairs.values()), world=self.world, base=self.base,
-            minibatch=self.config.minibatch, rng=rng, clip=self.last_labels,
-        )  # fmt: skip
+        labeller = Labeller(
+            policy=self.policy, metric=self.metric, reward=self.reward, config=self.config, clip=self.last_clip
+        )
+        batches = label_episodes(labeller, usable, list(self.pairs.values()), world=self.world, base=self.base, rng=rng)
         self._note(usable, batches, metrics)
-        if self.config.advantage == "group":
-            estimate = group_estimate(self.config, usable, batches, metrics)
-        else:
-            estimate = gae_estimate(self.config, self.policy, self.critic, usable, batches, metrics)
-        trains = self.config.advantage == "group" or self.updates >= self.config.critic_warmup_updates
-        if trains and train_expert(self.config, self.policy, self.optimizer, batches, estimate, rng, metrics):
+        estimate = self.estimator.estimate(self.policy, usable, batches, metrics)
+        trains = self.estimator.ready()
+        metrics.add("actor/warming_up", float(not trains))
+        if trains and update_expert(
+            self.config, self.policy, self.expert, self.objective, self.optimizer, batches, estimate, rng, metrics
+        ):
             self.trained_against_world = self.world.digest
-        if self.config.advantage == "gae":
-            train_critic(self.config, self.critic, self.critic_optimizer, batches, estimate, rng, metrics)
+        self.estimator.learn(batches, estimate, rng, metrics)
         self.updates += 1
         metrics.add("actor/updates_count", self.updates)
-        metrics.add("actor/skipped_count", self.optimizer.skipped + self.critic_optimizer.skipped)
+        metrics.add("actor/skipped_count", self.optimizer.skipped + self.estimator.skipped)
         return metrics.means()
 
     def _check(self, episodes: Sequence[Episode]) -> None:
@@ -237,7 +190,7 @@ class ActorFlowSDELearner:
     def clip(self) -> dict[str, NDArray[Any]] | None:
         """The last update's first usable episode: `imagined` and `executed` (T, F, V, h, w, 3) uint8, `reached` (T, F),
         `reward` (T,).  None before the first update or with reward.weight = 0."""
-        return self.last_labels.arrays()
+        return self.last_clip.arrays()
 
     def export(self) -> Snapshot:
         """The current expert."""
@@ -258,8 +211,8 @@ class ActorFlowSDELearner:
             "trained_against_world": self.trained_against_world,
             "updates": self.updates,
             "optimizer": self.optimizer.state(),
-            "critic": to_cpu(self.critic.state_dict()),
-            "critic_optimizer": self.critic_optimizer.state(),
+            "expert": self.expert.state(),
+            "estimator": self.estimator.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -277,5 +230,5 @@ class ActorFlowSDELearner:
             self.remember(pair, snapshots[pair.world], snapshots[pair.actor])
         self.trained_against_world, self.updates = state["trained_against_world"], int(state["updates"])
         self.optimizer.load_state(state["optimizer"])
-        self.critic.load_state_dict(state["critic"])
-        self.critic_optimizer.load_state(state["critic_optimizer"])
+        self.expert.load_state(state["expert"])
+        self.estimator.load_state(state["estimator"])

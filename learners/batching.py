@@ -51,8 +51,8 @@ class Decisions:
     "(n, F) bool: a frame exists at the offset (it may lie beyond this decision's executed steps)"
     reached: Tensor
     "(n, F) bool: seen, and within this decision's executed steps"
-    succeeded: Tensor
-    "(n,) bool: the task's first success fell into this decision"
+    executed: Tensor
+    "(n,) int64 env steps that ran, 1..E"
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -123,7 +123,7 @@ def gather(episodes: Sequence[Episode], picks: Sequence[Pick], spec: PolicySpec)
         future=torch.from_numpy(np.stack(future)),
         seen=torch.tensor(seen),
         reached=torch.tensor(reached),
-        succeeded=torch.tensor([success_decision(episodes[e]) == t for e, t in picks]),
+        executed=column("executed", torch.int64),
     )
 
 

@@ -6,6 +6,7 @@ No config, model, device or randomness here.  Axes: B batch, V views, F imagined
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -70,31 +71,42 @@ def feature_kl(
 
 
 def ppo_clip(
-    log_rho: Tensor, advantage: Tensor, mask: Tensor, *, clip_low: float, clip_high: float
+    log_rho: Tensor, advantage: Tensor, *, clip_low: float | Tensor, clip_high: float | Tensor
 ) -> tuple[Tensor, Tensor]:
     """Clipped surrogate -min(rho A, clip(rho, 1 - low, 1 + high) A), arXiv 1707.06347 eq. 7 with two clip widths.
 
-    log_rho = log pi - log mu (behaviour), advantage, mask (B,).  Returns the mean loss and (B,) bool: where the clip
-    took the gradient away, that is where the clipped term is the smaller one and rho lies outside the range.
+    log_rho = log pi - log pi_old and advantage broadcastable to one another, the widths too.  Returns the loss per
+    entry and, as bool, where the clip took the gradient away: where the clipped term is the smaller one.
     """
     rho = log_rho.exp()
     plain = rho * advantage
-    clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high) * advantage
-    return masked_mean(-torch.minimum(plain, clipped), mask), (clipped < plain).detach()
+    low, high = torch.as_tensor(1.0 - clip_low), torch.as_tensor(1.0 + clip_high)
+    clipped = torch.minimum(torch.maximum(rho, low.to(rho)), high.to(rho)) * advantage
+    return -torch.minimum(plain, clipped), (clipped < plain).detach()
 
 
 def approx_kl(log_rho: Tensor) -> Tensor:
-    """Per-sample estimate of KL(mu || pi) from samples of mu: rho - 1 - log rho >= 0 (Schulman's k3), same shape."""
+    """Estimate of KL(old || pi) per sample of the old policy: rho - 1 - log rho >= 0 (Schulman's k3), same shape."""
     return torch.expm1(log_rho) - log_rho
 
 
-def value_loss(
-    value: Tensor, old_value: Tensor, target: Tensor, mask: Tensor, *, value_clip: float, huber: float
-) -> Tensor:
-    """Huber loss of the critic, the worse of the plain and the clipped prediction (PPO's value clipping).
+def truncated_weight(log_ratio: Tensor, *, cap: float) -> Tensor:
+    """Importance weight min(pi_start / mu, cap) of stale data, same shape, no gradient (truncation as in V-trace,
+    arXiv 1802.01561 eq. 2; the split of PPO's ratio into a proximal and a behaviour part is arXiv 2110.00641 eq. 6)."""
+    return log_ratio.detach().exp().clamp(max=cap)
 
-    All (B,).  The clipped prediction stays within `value_clip` of `old_value` (0: no clipping); errors beyond `huber`
-    cost linearly.  Returns the mean over valid entries.
+
+def awr_weight(advantage: Tensor, *, temperature: float, max_weight: float) -> Tensor:
+    """min(exp(A / temperature), max_weight), same shape: advantage-weighted regression, arXiv 1910.00177 eq. 10 and
+    its clipping (section 4)."""
+    return (advantage / temperature).clamp(max=math.log(max_weight)).exp()
+
+
+def value_loss(value: Tensor, old_value: Tensor, target: Tensor, *, value_clip: float, huber: float) -> Tensor:
+    """Huber loss of the critic per entry, the worse of the plain and the clipped prediction (PPO's value clipping).
+
+    All of one shape.  The clipped prediction stays within `value_clip` of `old_value` (0: no clipping); errors beyond
+    `huber` cost linearly.
     """
 
     def cost(prediction: Tensor) -> Tensor:
@@ -103,4 +115,4 @@ def value_loss(
     loss = cost(value)
     if value_clip > 0:
         loss = torch.maximum(loss, cost(old_value + (value - old_value).clamp(-value_clip, value_clip)))
-    return masked_mean(loss, mask)
+    return loss

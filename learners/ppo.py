@@ -1,126 +1,130 @@
-"""Gradient steps of the actor learner: PPO epochs on the expert, then epochs on the critic.
+"""Clipped policy gradient on the denoising transitions (PPO through Flow-SDE or Flow-Noise).  One of the objectives.
 
-Fed with labelled micro-batches and advantages; changes the weights behind the optimisers and fills the metrics.
+Fed with a labelled micro-batch and what the expert says of it now; gives a loss per decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from learners.advantages import Estimate
-from learners.critic import Critic
 from learners.labels import LabelledBatch
-from learners.losses import approx_kl, masked_mean, ppo_clip, value_loss
-from learners.optim import GuardedAdamW
-from learners.tally import Tally
-from learners.transitions import kl, log_probs, velocities
+from learners.losses import ppo_clip, truncated_weight
+from learners.returns import denoise_discount
+from learners.transitions import Predict, log_probs
+from wamrl_ray.policy.flow_sde import Prediction, SamplerConfig, transition_std, velocity_sensitivity
 
 if TYPE_CHECKING:
-    from learners.actor_flow_sde import ActorFlowSDEConfig
-    from wamrl_ray.policy.wam import WAM
+    from wamrl_ray.policy.wam import Context
 
 
-def shuffled(
-    batches: Sequence[LabelledBatch], epochs: int, rng: np.random.Generator
-) -> Iterator[tuple[LabelledBatch, slice]]:
-    """Every micro-batch once per epoch in random order, with its place among the concatenated decisions."""
-    ends = np.cumsum([len(batch) for batch in batches])
-    for _ in range(epochs):
-        for i in rng.permutation(len(batches)):
-            yield batches[i], slice(int(ends[i]) - len(batches[i]), int(ends[i]))
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """arXiv 1707.06347 on the density of denoising transitions (piRL, arXiv 2510.25889)."""
+
+    kind: Literal["ppo"] = "ppo"
+    clip_low: float = 0.2
+    "ratio floor 1 - clip_low"
+    clip_high: float = 0.2
+    "ratio ceiling 1 + clip_high; 0.28 is SimpleVLA-RL's asymmetric choice.  Goes with log-probs summed over executed "
+    "steps x A: rules that average them need clips of 1e-3"
+    clip_schedule: Literal["constant", "exponential", "sensitivity"] = "constant"
+    "width per denoising step.  exponential: grows from clip_first x the width at the first step to the width at the "
+    "last (DPPO); sensitivity: proportional to |d mean / d v| / std, mean 1, so that every step clips at the same "
+    "change of the velocity (ours; a constant width clips late steps up to four times sooner)"
+    clip_first: float = 0.1
+    "exponential: share of the width at the first step; DPPO's 0.001 of 0.01"
+    ratio: Literal["step", "joint"] = "step"
+    "one ratio per random transition, averaged over a decision's; joint: one of the product of its densities"
+    denoise_discount: float = 1.0
+    "credit of a transition per step that is between it and the action; DPPO uses 0.99"
+    proximal: Literal["update_start", "behaviour"] = "update_start"
+    "the ratio's denominator: the policy before the update, what it is off the behaviour being an importance weight "
+    "(decoupled PPO, arXiv 2110.00641); or the behaviour policy itself.  The same unless another pair acted"
+    importance_cap: float = 5.0
+    "update_start: largest importance weight, RLinf's cut (it drops what we truncate); 0 leaves stale data uncorrected"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip_low < 1:
+            raise ValueError(f"clip_low = {self.clip_low}: use a number between 0 and 1, such as 0.2")
+        for name in ("clip_high", "clip_first"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: use a positive number")
+        if not 0 < self.denoise_discount <= 1:
+            raise ValueError(f"denoise_discount = {self.denoise_discount}: use a number in (0, 1]")
+        if not (self.importance_cap == 0 or self.importance_cap >= 1):
+            raise ValueError(f"importance_cap = {self.importance_cap}: use at least 1, or 0 for no weights")
+        choices = {
+            "clip_schedule": ("constant", "exponential", "sensitivity"),
+            "ratio": ("step", "joint"),
+            "proximal": ("update_start", "behaviour"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: use one of {', '.join(allowed)}")
+        if self.ratio == "joint" and (self.denoise_discount != 1 or self.clip_schedule != "constant"):
+            raise ValueError("ratio = 'joint': has no steps to discount or clip apart; use ratio = 'step'")
 
 
-def train_expert(
-    config: ActorFlowSDEConfig,
-    policy: WAM,
-    optimizer: GuardedAdamW,
-    batches: Sequence[LabelledBatch],
-    estimate: Estimate,
-    rng: np.random.Generator,
-    metrics: Tally,
-) -> bool:
-    """Clipped surrogate + kl_to_base x exact transition KL to the base expert.  Returns whether a step was applied.
+class PPO:
+    """Stateless between updates."""
 
-    Stops before the step at which the exact KL to the behaviour policy has grown by `target_kl`: by its growth, because
-    after a rebase it starts above zero and the expert has to move to adapt.
-    """
-    applied, stopped = False, False
-    for batch, own in shuffled(batches, config.epochs, rng):
-        keep = estimate.keep[own]
-        if not bool(keep.any()):
-            continue
-        loss, terms = expert_loss(config, policy, batch, estimate.advantage[own], keep)
-        if 0 < config.target_kl < float(terms["moved"][keep].mean()) - batch.start_kl:
-            stopped = True
-            break
-        norm = optimizer.step(loss)
-        if norm < 0:
-            continue
-        applied = True
-        metrics.add("actor/grad_norm", norm)
-        _note(metrics, batch, terms, keep)
-    metrics.add("actor/stopped_early", float(stopped))
-    return applied
+    def __init__(self, config: PPOConfig, sampler: SamplerConfig) -> None:
+        self._config, self._sampler = config, sampler
+        self._clip_scale = clip_scale(config, sampler)
 
+    def prepare(self, batches: Sequence[LabelledBatch], estimate: Estimate, rng: np.random.Generator) -> None:
+        """Nothing to draw."""
 
-def expert_loss(
-    config: ActorFlowSDEConfig, policy: WAM, batch: LabelledBatch, advantage: Tensor, keep: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of one micro-batch, advantage and keep (n,), and its parts for metrics (detached)."""
-    moves, mask, sampler = batch.transitions, policy.executed_mask(), policy.sampler
-    velocity = velocities(policy, batch.context, moves, batch.state)
-    log_rho = moves.per_decision(log_probs(moves, velocity, mask, sampler)) - batch.behaviour_logprob
-    policy_loss, clipped = ppo_clip(log_rho, advantage, keep, clip_low=config.clip_low, clip_high=config.clip_high)
-    to_base = moves.per_decision(kl(moves, velocity, batch.base_velocity, mask, sampler))
-    loss = policy_loss + config.kl_to_base * masked_mean(to_base, keep)
-    moved = kl(moves, velocity.detach(), batch.behaviour_velocity, mask, sampler)
-    terms = {
-        "policy_loss": policy_loss.detach(),
-        "to_base": to_base.detach(),
-        "log_rho": log_rho.detach(),
-        "clipped": clipped,
-        "moved_rows": moved,
-        "moved": moves.per_decision(moved),
-    }
-    return loss, terms
-
-
-def _note(metrics: Tally, batch: LabelledBatch, terms: dict[str, Tensor], keep: Tensor) -> None:
-    moves, ratio = batch.transitions, terms["log_rho"][keep].exp()
-    metrics.add("actor/policy_loss", terms["policy_loss"])
-    metrics.add("actor/kl_to_base_nats", terms["to_base"][keep])
-    metrics.add("actor/kl_to_behaviour_nats", terms["moved"][keep])
-    metrics.add("actor/approx_kl_nats", approx_kl(terms["log_rho"])[keep])
-    metrics.add("actor/clip_fraction", terms["clipped"][keep])
-    metrics.add("actor/ratio_mean", ratio)
-    metrics.add("actor/ratio_deviation_mean", (ratio - 1.0).abs())
-    for k, start, stop in moves.steps:
-        row = moves.row[start:stop]
-        metrics.add(f"actor/kl_to_behaviour_step{k}_nats", terms["moved_rows"][start:stop][keep[row]])
-        metrics.add(f"actor/clip_fraction_step{k}", terms["clipped"][row][keep[row]])
-
-
-def train_critic(
-    config: ActorFlowSDEConfig,
-    critic: Critic,
-    optimizer: GuardedAdamW,
-    batches: Sequence[LabelledBatch],
-    estimate: Estimate,
-    rng: np.random.Generator,
-    metrics: Tally,
-) -> None:
-    """`critic_epochs` passes of Huber regression on the value targets."""
-    for batch, own in shuffled(batches, config.critic_epochs, rng):
-        value, old = critic(batch.context.pooled, batch.state), estimate.value[own]
-        loss = value_loss(
-            value, old, estimate.target[own], torch.ones_like(old), value_clip=config.value_clip, huber=config.huber
+    def loss(
+        self, expert: Predict, context: Context, batch: LabelledBatch, own: slice, now: Prediction, estimate: Estimate
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """(n,) loss per decision, and `clipped` (n, m) bool and `importance_weight` (n, m) or (n, 1) for metrics."""
+        config, step = self._config, batch.transitions.step
+        stale = config.proximal == "update_start"
+        log_pi = log_probs(batch.transitions, now, self._sampler)
+        old = batch.start_logprob if stale else batch.behaviour_logprob
+        log_weight = batch.start_logprob - batch.behaviour_logprob
+        if config.ratio == "joint":
+            log_pi, old, log_weight = (x.sum(dim=1, keepdim=True) for x in (log_pi, old, log_weight))
+        scale = self._clip_scale.to(step.device)[step] if config.ratio == "step" else torch.ones_like(log_pi)
+        surrogate, clipped = ppo_clip(
+            log_pi - old,
+            estimate.advantage[own][:, None],
+            clip_low=config.clip_low * scale,
+            clip_high=config.clip_high * scale,
         )
-        norm = optimizer.step(loss)
-        if norm >= 0:
-            metrics.add("actor/value_loss", loss)
-            metrics.add("actor/critic_grad_norm", norm)
+        weight = torch.ones_like(log_weight)
+        if stale and config.importance_cap > 0:
+            weight = truncated_weight(log_weight, cap=config.importance_cap)
+        if config.denoise_discount < 1:
+            surrogate = surrogate * denoise_discount(
+                step, num_steps=self._sampler.num_steps, discount=config.denoise_discount
+            )
+        return (weight * surrogate).mean(dim=1), {"clipped": clipped, "importance_weight": weight}
+
+
+def clip_scale(config: PPOConfig, sampler: SamplerConfig) -> Tensor:
+    """(K,) factor on the clip widths of each denoising step; see `PPOConfig.clip_schedule`."""
+    steps = range(sampler.num_steps)
+    match config.clip_schedule:
+        case "constant":
+            return torch.ones(sampler.num_steps)
+        case "exponential":
+            return torch.tensor([config.clip_first ** (1.0 - k / (sampler.num_steps - 1)) for k in steps])
+        case "sensitivity":
+            if sampler.learned_std:  # an Euler step's derivative is the same at every step, and so are the std's bounds
+                return torch.ones(sampler.num_steps)
+            slope = [
+                abs(velocity_sensitivity(k, sampler.num_steps, sampler.eta))
+                / transition_std(k, sampler.num_steps, sampler.eta)
+                for k in steps
+            ]
+            random = slope[: sampler.num_steps - int(sampler.exclude_last)]
+            return torch.tensor(slope) / (sum(random) / len(random))

@@ -72,3 +72,9 @@ def explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     if float(spread) < 1e-8:
         return torch.zeros((), dtype=value.dtype, device=value.device)
     return 1.0 - (target - value).var(unbiased=False) / spread
+
+
+def denoise_discount(step: Tensor, *, num_steps: int, discount: float) -> Tensor:
+    """discount^(K - 1 - k) for denoising steps k (any shape): the credit of a transition falls with the steps between
+    it and the action (arXiv 2409.00588 section 4.3, DPPO's gamma_denoise).  1 credits all alike."""
+    return torch.as_tensor(discount, dtype=torch.float32, device=step.device) ** (num_steps - 1 - step)

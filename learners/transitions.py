@@ -1,106 +1,86 @@
 """The random denoising transitions of a batch of decisions, and their density under a policy.  Actor learner only.
 
-A decision has one random transition (SDE at one drawn step) or several (every step).  Each becomes a row here, sorted
-by step, so that one network call scores all of them and the formulas of `flow_sde` apply per step.
+A decision has m random transitions: one, at the step that was drawn for it, or one per step.  They stand side by side,
+(n, m), so that one network call scores all of them with each decision's keys and values computed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from wamrl_ray.policy.flow_sde import (
-    SamplerConfig,
-    gaussian_log_prob,
-    is_stochastic,
-    sigma_grid,
-    transition_kl,
-    transition_mean,
-    transition_std,
-)
+from wamrl_ray.policy import flow_sde
+from wamrl_ray.policy.flow_sde import Prediction, SamplerConfig, is_stochastic, sigma_grid
 
 if TYPE_CHECKING:
-    from wamrl_ray.policy.wam import WAM, Context
+    from wamrl_ray.policy.wam import Context
+
+Predict = Callable[["Context", Tensor, Tensor, Tensor], Prediction]
+"""`WAM.forward`, or the same with other weights: (context, x (B, H, D), sigma (B,), state) -> Prediction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transitions:
-    """R rows of n decisions.  Example (K = 4, one of 3 decisions random at step 0, two at step 2): steps ((0, 0, 1),
-    (2, 1, 3)), row [1, 0, 2], sigma [1, 0.5, 0.5]."""
+    """m transitions of each of n decisions.  Example (K = 4, three decisions that were random at steps 0, 2, 2): step
+    [[0], [2], [2]], x = chain[i, step], x_next = chain[i, step + 1]."""
 
-    num_decisions: int
-    steps: tuple[tuple[int, int, int], ...]
-    "(k, start, stop) of each step's block of rows"
-    row: Tensor
-    "(R,) int64 decision of each row"
+    step: Tensor
+    "(n, m) int64 k"
     x: Tensor
-    "(R, H, D) iterate before the transition"
+    "(n, m, H, D) iterate before the transition"
     x_next: Tensor
-    "(R, H, D) iterate after it"
-    sigma: Tensor
-    "(R,)"
+    "(n, m, H, D) iterate after it"
+    mask: Tensor
+    "(n, 1, H, D): 1 on the entries whose density counts"
 
-    def per_decision(self, values: Tensor) -> Tensor:
-        """Sum the rows (R,) of each decision: (n,).  Step by step, so that the order of the sum is always the same."""
-        total = values.new_zeros(self.num_decisions)
-        for _, start, stop in self.steps:
-            total = total.index_add(0, self.row[start:stop], values[start:stop])
-        return total
+    def __len__(self) -> int:
+        return len(self.step)
 
 
-def transitions(chain: Tensor, stochastic_step: Sequence[int], sampler: SamplerConfig) -> Transitions:
-    """Chains (n, K+1, H, D) and each decision's `stochastic_step` -> its random transitions.
+def transitions(chain: Tensor, stochastic_step: Tensor, mask: Tensor, sampler: SamplerConfig) -> Transitions:
+    """Chains (n, K+1, H, D), each decision's `stochastic_step` (n,) and its mask (n, H, D) -> its random transitions.
 
-    Raises ValueError if a decision has none (it was made by the ODE: evaluation, not exploration).
+    Raises ValueError if a decision has not as many as the sampler makes (it was acted by the ODE, or by another one).
     """
-    grid, steps = sigma_grid(sampler.num_steps), []
-    rows: list[tuple[int, int]] = []
-    for k in range(sampler.num_steps):
-        random = [i for i, step in enumerate(stochastic_step) if is_stochastic(step, k, sampler)]
-        if random:
-            steps.append((k, len(rows), len(rows) + len(random)))
-            rows += [(i, k) for i in random]
-    if {i for i, _ in rows} != set(range(len(chain))):
-        missing = sorted(set(range(len(chain))) - {i for i, _ in rows})[0]
-        raise ValueError(
-            f"stochastic_step = {stochastic_step[missing]}: the decision has no random transition under "
-            f"{sampler}; train on episodes collected with purpose 'train' and this sampler"
-        )
-    row, step = torch.tensor(rows).unbind(dim=1)
-    return Transitions(
-        num_decisions=len(chain),
-        steps=tuple(steps),
-        row=row.to(chain.device),
-        x=chain[row, step],
-        x_next=chain[row, step + 1],
-        sigma=torch.tensor(grid, dtype=torch.float32)[step].to(chain.device),
+    steps = []
+    for chosen in stochastic_step.tolist():
+        steps.append([k for k in range(sampler.num_steps) if is_stochastic(chosen, k, sampler)])
+        if len(steps[-1]) != sampler.stochastic_steps:
+            raise ValueError(
+                f"stochastic_step = {chosen}: {len(steps[-1])} random transitions where {sampler} makes "
+                f"{sampler.stochastic_steps}; train on episodes collected with purpose 'train' and this sampler"
+            )
+    step = torch.tensor(steps, device=chain.device)
+    decision = torch.arange(len(chain), device=chain.device)[:, None]
+    return Transitions(step=step, x=chain[decision, step], x_next=chain[decision, step + 1], mask=mask[:, None])
+
+
+def predict(policy: Predict, context: Context, batch: Transitions, state: Tensor, sampler: SamplerConfig) -> Prediction:
+    """What the policy says of every transition's iterate, (n, m, H, D); `context`, `state` (n, S) are per decision."""
+    sigma = torch.tensor(sigma_grid(sampler.num_steps), dtype=torch.float32, device=batch.x.device)[batch.step]
+    out = policy(context, batch.x.flatten(0, 1), sigma.flatten(), state)
+    raw = out.raw_std
+    return Prediction(
+        velocity=out.velocity.reshape(batch.x.shape), raw_std=None if raw is None else raw.reshape(batch.x.shape)
     )
 
 
-def velocities(policy: WAM, context: Context, batch: Transitions, state: Tensor) -> Tensor:
-    """The policy's velocity at every row, (R, H, D).  `context` and `state` (n, S) are per decision."""
-    return policy.velocity(context.index(batch.row), batch.x, batch.sigma, state[batch.row]).float()
+def log_probs(batch: Transitions, prediction: Prediction, sampler: SamplerConfig, mask: Tensor | None = None) -> Tensor:
+    """Log density of every transition under this prediction, (n, m), over the batch's mask or another one."""
+    mean, std = flow_sde.transition(batch.x, prediction, batch.step, sampler)
+    return flow_sde.gaussian_log_prob(batch.x_next, mean, std, batch.mask if mask is None else mask)
 
 
-def log_probs(batch: Transitions, velocity: Tensor, mask: Tensor, sampler: SamplerConfig) -> Tensor:
-    """Log density of every row's transition under this velocity, (R,), summed over mask (H, D)."""
-    out = []
-    for k, start, stop in batch.steps:
-        mean = transition_mean(batch.x[start:stop], velocity[start:stop], k, sampler.num_steps, sampler.eta)
-        std = transition_std(k, sampler.num_steps, sampler.eta)
-        out.append(gaussian_log_prob(batch.x_next[start:stop], mean, std, mask))
-    return torch.cat(out)
+def kl(batch: Transitions, p: Prediction, q: Prediction, sampler: SamplerConfig) -> Tensor:
+    """Exact KL(p || q) of every transition, (n, m) nats."""
+    return flow_sde.transition_kl(p, q, batch.step, sampler, batch.mask)
 
 
-def kl(batch: Transitions, velocity: Tensor, other: Tensor, mask: Tensor, sampler: SamplerConfig) -> Tensor:
-    """Exact KL between two policies' transitions at every row, (R,) nats."""
-    return torch.cat(
-        [
-            transition_kl(velocity[start:stop], other[start:stop], k, sampler.num_steps, sampler.eta, mask)
-            for k, start, stop in batch.steps
-        ]
-    )
+def entropy(batch: Transitions, prediction: Prediction, sampler: SamplerConfig) -> Tensor:
+    """Entropy per counted entry, mean over each decision's transitions: (n,) nats."""
+    total = flow_sde.transition_entropy(prediction, batch.step, sampler, batch.mask)
+    return (total / batch.mask.sum(dim=(-2, -1)).clamp(min=1.0)).mean(dim=1)

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from learners.actor_flow_sde import ActorFlowSDELearner
+from learners.advantages import GroupConfig
 from learners.batching import all_decisions, gather
+from learners.critic import Critic
+from learners.gae import GAEConfig, GAEEstimator
+from learners.ppo import PPOConfig
+from learners.transitions import log_probs, predict, transitions
 from tests.toy_learning import SAMPLER, act, actor, equal, pair_of, tiny, toy_episodes
 from wamrl_ray.policy.flow_sde import SamplerConfig
 from wamrl_ray.policy.wam import WAM
@@ -19,19 +25,28 @@ from wamrl_ray.rewards.reconstruction import RewardConfig
 from wamrl_ray.types import Episode, Snapshot
 
 
+def critic_of(learner: ActorFlowSDELearner) -> Critic:
+    assert isinstance(learner.estimator, GAEEstimator)
+    return learner.estimator.critic
+
+
 @pytest.fixture(scope="module")
 def episodes() -> list[Episode]:
     return toy_episodes()
 
 
-@pytest.mark.parametrize("advantage", ["gae", "group"])
+@pytest.mark.parametrize("advantage", [GAEConfig(), GroupConfig()])
 @pytest.mark.parametrize("stochastic", ["one", "all"])
-def test_with_lr_zero_the_ratio_is_exactly_one_and_nothing_clips(advantage: str, stochastic: str) -> None:
+def test_with_lr_zero_the_ratio_is_exactly_one_and_nothing_clips(
+    advantage: GAEConfig | GroupConfig, stochastic: str
+) -> None:
     sampler = SamplerConfig(stochastic=stochastic)  # type: ignore[arg-type]
     policy = tiny(sampler=sampler)
     made = [act(policy, pair_of(policy), i, success=i % 2 == 0, init_state_id=0) for i in range(4)]
-    narrow = {"clip_low": 1e-6, "clip_high": 1e-6}
-    learner = actor(policy, sampler=sampler, lr=0, advantage=advantage, epochs=2, minibatch=5, **narrow)
+    narrow = PPOConfig(clip_low=1e-6, clip_high=1e-6)
+    learner = actor(
+        policy, sampler=sampler, lr=0, advantage=advantage, epochs=2, batch_size=5, micro_batch=5, objective=narrow
+    )
     before = learner.export().digest
     metrics = learner.update(made, index=0)
     assert metrics["actor/ratio_mean"] == 1.0 and metrics["actor/ratio_deviation_mean"] == 0.0
@@ -42,28 +57,28 @@ def test_with_lr_zero_the_ratio_is_exactly_one_and_nothing_clips(advantage: str,
 
 def test_the_expert_and_critic_learn_and_the_world_does_not(episodes: list[Episode]) -> None:
     learner = actor(target_kl=0.0)
-    world, expert, critic = learner.policy.export("world").digest, learner.export().digest, learner.critic.state_dict()
-    critic = copy.deepcopy(critic)
+    world, expert = learner.policy.export("world").digest, learner.export().digest
+    critic = copy.deepcopy(critic_of(learner).state_dict())
     metrics = learner.update(episodes, index=0)
     assert learner.policy.export("world").digest == world and learner.export().digest != expert
     assert all(p.grad is None for p in learner.policy.world.parameters())
-    assert any(not torch.equal(critic[name], tensor) for name, tensor in learner.critic.state_dict().items())
+    assert any(not torch.equal(critic[name], tensor) for name, tensor in critic_of(learner).state_dict().items())
     assert metrics["actor/decisions_count"] == 15 and metrics["reward/success_share"] == 0.5
     assert metrics["actor/kl_to_behaviour_nats"] > 0 and metrics["actor/clip_fraction"] >= 0
-    assert {f"actor/kl_to_behaviour_step{k}_nats" for k in range(3)} <= metrics.keys()
+    assert {f"actor/kl_to_start_step{k}_nats" for k in range(3)} <= metrics.keys()
 
 
 def test_the_critic_takes_gradient_and_gives_none_to_the_features() -> None:
     learner = actor()
     pooled = torch.randn(4, learner.policy.pooled_dim, requires_grad=True)
     with torch.no_grad():
-        learner.critic.layers[-1].weight.fill_(0.1)
-    learner.critic(pooled, torch.zeros(4, 2)).sum().backward()
-    assert pooled.grad is None and all(p.grad is not None for p in learner.critic.parameters())
+        critic_of(learner).layers[-1].weight.fill_(0.1)
+    critic_of(learner)(pooled, torch.zeros(4, 2)).sum().backward()
+    assert pooled.grad is None and all(p.grad is not None for p in critic_of(learner).parameters())
 
 
 def test_the_critic_fixes_its_input_scale_once() -> None:
-    critic = actor().critic
+    critic = critic_of(actor())
     pooled, state = 5.0 + 0.01 * torch.randn(50, critic.mean.numel() - 2), torch.randn(50, 2)
     critic.fit_scale(pooled, state)
     critic.fit_scale(9.0 * pooled, state)
@@ -73,7 +88,7 @@ def test_the_critic_fixes_its_input_scale_once() -> None:
 
 
 def test_the_critic_comes_to_explain_the_returns(episodes: list[Episode]) -> None:
-    learner = actor(lr=0, critic_epochs=80)
+    learner = actor(lr=0, advantage=GAEConfig(critic_epochs=80))
     first = learner.update(episodes, index=0)
     assert first["actor/value_mean"] == 0.0
     last = learner.update(episodes, index=1)
@@ -83,18 +98,16 @@ def test_the_critic_comes_to_explain_the_returns(episodes: list[Episode]) -> Non
 def test_an_action_that_led_to_success_becomes_more_probable(episodes: list[Episode]) -> None:
     policy = tiny()
     made = [act(policy, pair_of(policy), i, success=i == 0, init_state_id=0) for i in range(4)]
-    learner = actor(policy, RewardConfig(weight=0.0), advantage="group", epochs=4, target_kl=0.0, lr=3e-4)
+    learner = actor(policy, RewardConfig(weight=0.0), advantage=GroupConfig(), epochs=4, target_kl=0.0, lr=3e-4)
     learner.update(made, index=0)
 
     def log_prob(episode: Episode) -> float:
-        from learners.transitions import log_probs, transitions, velocities
-
         batch = gather([episode], all_decisions([episode]), policy.spec)
+        mask = policy.executed_mask().expand(len(batch), -1, -1)
         with torch.no_grad():
             context = policy.world_context(policy.encode(batch.memory, batch.instruction), batch.world_seed)
-            moves = transitions(batch.chain, batch.stochastic_step.tolist(), SAMPLER)
-            v = velocities(policy, context, moves, batch.state)
-        return float(log_probs(moves, v, policy.executed_mask(), SAMPLER).sum())
+            moves = transitions(batch.chain, batch.stochastic_step, mask, SAMPLER)
+            return float(log_probs(moves, predict(policy, context, moves, batch.state, SAMPLER), SAMPLER).sum())
 
     change = [log_prob(episode) - float(episode.behaviour_logprob.sum()) for episode in made]
     assert change[0] > 0 and change[0] > max(change[1:])
@@ -103,7 +116,7 @@ def test_an_action_that_led_to_success_becomes_more_probable(episodes: list[Epis
 def test_the_kl_to_the_base_changes_the_result_and_holds_the_expert_back(episodes: list[Episode]) -> None:
     kl = {}
     for weight in (0.0, 10.0):
-        learner = actor(kl_to_base=weight, epochs=4, target_kl=0.0, critic_epochs=1)
+        learner = actor(kl_to_base=weight, epochs=4, target_kl=0.0)
         learner.update(episodes, index=0)
         kl[weight] = learner.update(episodes, index=1)["actor/kl_to_base_nats"]
     assert kl[10.0] < 0.5 * kl[0.0]
@@ -120,11 +133,11 @@ def test_the_target_kl_stops_an_update_early(episodes: list[Episode]) -> None:
     free, held = actor(epochs=3, target_kl=0.0), actor(epochs=3, target_kl=1e-3)
     assert free.update(episodes, index=0)["actor/stopped_early"] == 0.0
     metrics = held.update(episodes, index=0)
-    assert metrics["actor/stopped_early"] == 1.0 and metrics["actor/kl_to_behaviour_nats"] <= 1e-3
+    assert metrics["actor/stopped_early"] == 1.0 and metrics["actor/kl_to_start_nats"] <= 1e-3
 
 
 def test_critic_warm_up_leaves_the_expert_alone(episodes: list[Episode]) -> None:
-    learner = actor(critic_warmup_updates=1)
+    learner = actor(advantage=GAEConfig(warmup_updates=1))
     before = learner.export().digest
     learner.update(episodes, index=0)
     assert learner.export().digest == before
@@ -133,11 +146,11 @@ def test_critic_warm_up_leaves_the_expert_alone(episodes: list[Episode]) -> None
 
 
 def test_groups_that_all_succeed_or_all_fail_can_be_filtered(episodes: list[Episode]) -> None:
-    learner = actor(advantage="group", filter_low=0.6, filter_high=0.9)
+    learner = actor(advantage=GroupConfig(filter_low=0.6, filter_high=0.9))
     before = learner.export().digest
     metrics = learner.update(episodes, index=0)
     assert metrics["actor/filtered_group_share"] == 1.0 and learner.export().digest == before
-    assert actor(advantage="group").update(episodes, index=0)["actor/filtered_group_share"] == 0.0
+    assert actor(advantage=GroupConfig()).update(episodes, index=0)["actor/filtered_group_share"] == 0.0
 
 
 def test_rewards_are_labelled_with_success_and_what_was_imagined(episodes: list[Episode]) -> None:
@@ -161,7 +174,7 @@ def test_evaluation_unknown_and_broken_episodes_are_not_trained_on(episodes: lis
     with pytest.raises(ValueError, match="purpose = 'eval'"):
         learner.update([act(policy, pair_of(policy), 9, purpose="eval")], index=0)
     ode = replace(episodes[0], stochastic_step=np.full_like(episodes[0].stochastic_step, -1))
-    with pytest.raises(ValueError, match="no random transition"):
+    with pytest.raises(ValueError, match="0 random transitions where"):
         learner.update([ode], index=0)
     with pytest.raises(ValueError, match="not remembered"):
         learner.update([replace(episodes[0], pair=replace(episodes[0].pair, seq=5))], index=0)
@@ -176,7 +189,7 @@ def test_a_refused_batch_leaves_the_learners_own_weights_in_place(episodes: list
     learner = actor()
     learner.update(episodes, index=0)
     trained = learner.export().digest
-    with pytest.raises(ValueError, match="no random transition"):
+    with pytest.raises(ValueError, match="0 random transitions where"):
         learner.update([replace(episodes[0], stochastic_step=np.int32([0, -1]))], index=1)
     assert learner.export().digest == trained
 
@@ -194,7 +207,8 @@ def test_after_a_rebase_behaviour_is_still_scored_at_the_behaviour_weights(episo
     assert learner.trained_against_world == base_world
     metrics = learner.update(episodes, index=0)
     assert metrics["actor/behaviour_logprob_gap_nats"] < 1e-3  # recomputed in the world that acted
-    assert metrics["actor/ratio_deviation_mean"] > 0 and metrics["actor/kl_to_behaviour_nats"] > 0
+    assert metrics["actor/kl_to_behaviour_nats"] > 0 and metrics["actor/importance_weight_mean"] != 1.0
+    assert metrics["actor/ratio_deviation_mean"] == metrics["actor/kl_to_start_nats"] == 0.0
     assert learner.trained_against_world == new.digest == learner.policy.export("world").digest
 
 

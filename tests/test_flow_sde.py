@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wamrl_ray.policy.flow_sde import (
+    Prediction,
     SamplerConfig,
     draw_stochastic_step,
     gaussian_log_prob,
@@ -21,6 +22,8 @@ from wamrl_ray.policy.flow_sde import (
     velocity_sensitivity,
 )
 from wamrl_ray.policy.wam import WAM, WAMConfig
+
+SDE = SamplerConfig()
 
 
 def literal_step(x: np.ndarray, v: np.ndarray, k: int, num: int, eta: float) -> tuple[np.ndarray, float]:
@@ -76,14 +79,16 @@ def test_the_transition_kl_is_the_kl_of_the_two_gaussians(k: int) -> None:
     p = torch.distributions.Normal(transition_mean(x, v, k, 4, 0.5), std)
     q = torch.distributions.Normal(transition_mean(x, w, k, 4, 0.5), std)
     expected = (torch.distributions.kl_divergence(p, q) * mask).sum(dim=(-2, -1))
-    torch.testing.assert_close(transition_kl(v, w, k, 4, 0.5, mask), expected, rtol=1e-4, atol=1e-6)
-    assert not transition_kl(v, v, k, 4, 0.5, mask).any()
+    p_hat, q_hat = Prediction(velocity=v), Prediction(velocity=w)
+    torch.testing.assert_close(transition_kl(p_hat, q_hat, k, SDE, mask), expected, rtol=1e-4, atol=1e-6)
+    assert not transition_kl(p_hat, p_hat, k, SDE, mask).any()
 
 
 def test_the_weights_of_the_transition_kl_by_hand() -> None:
     """K = 4, eta = 0.5: delta^2 / (2 eta^2) at first, then delta (1 + eta^2 / 2)^2 (1 - t) / (2 eta^2 t)."""
     v, mask = torch.ones(1, 1), torch.ones(1, 1)
-    weights = [float(transition_kl(v, 0 * v, k, 4, 0.5, mask)) for k in range(4)]
+    p, q = Prediction(velocity=v), Prediction(velocity=0 * v)
+    weights = [float(transition_kl(p, q, k, SDE, mask)) for k in range(4)]
     assert weights == pytest.approx([0.125, 0.2109375, 0.6328125, 1.8984375], rel=1e-5)
 
 

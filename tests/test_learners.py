@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from learners.actor_flow_sde import ActorFlowSDEConfig
+from learners.actor_config import ActorFlowSDEConfig
 from learners.batching import all_decisions, final_memory, gather, success_decision, to_time_major
 from learners.optim import GuardedAdamW
 from learners.video_sft import VideoSFTConfig, VideoSFTLearner
@@ -35,7 +35,7 @@ def test_a_batch_has_memory_future_and_what_was_reached(episodes: list[Episode])
     assert torch.equal(batch.future[0, 1], torch.from_numpy(episode.frames[now[1]]))
     assert torch.equal(batch.future[1, 1], batch.memory[1, 0])  # step 8 was never reached: the decision's own frame
     assert batch.reached.tolist() == [[True, True], [True, False]]
-    assert batch.succeeded.tolist() == [False, True]
+    assert batch.executed.tolist() == [4, 3]
     assert torch.equal(batch.chain, torch.from_numpy(episode.chain))
 
 
@@ -199,9 +199,7 @@ def test_the_video_learner_gives_up_after_repeated_nans(episodes: list[Episode])
         (VideoSFTConfig, "video_learner", "lr", -1.0),
         (VideoSFTConfig, "video_learner", "ema_decay", 1.0),
         (VideoSFTConfig, "video_learner", "replay", 1.5),
-        (ActorFlowSDEConfig, "actor_learner", "clip_low", 0.0),
-        (ActorFlowSDEConfig, "actor_learner", "minibatch", 0),
-        (ActorFlowSDEConfig, "actor_learner", "gamma", 1.1),
+        (ActorFlowSDEConfig, "actor_learner", "batch_size", 0),
     ],
 )
 def test_a_wrong_learner_config_names_field_and_value(make: Any, name: str, wrong: str, value: float) -> None:

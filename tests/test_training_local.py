@@ -12,7 +12,7 @@ import pytest
 from envs.build import make_env
 from envs.counting import CountingConfig
 from envs.reach import ReachConfig
-from learners.actor_flow_sde import ActorFlowSDEConfig
+from learners.actor_config import ActorFlowSDEConfig
 from learners.video_sft import VideoSFTConfig
 from tests.fakes import CountingPolicy, FakeActor, FakeVideo
 from wamrl_ray import checkpoint
@@ -322,7 +322,7 @@ REACH = Config(
     env=ReachConfig(max_steps=8, speed=0.5, radius=0.25),
     rollout=RolloutConfig(episodes_per_iteration=8, group_size=2),
     video_learner=VideoSFTConfig(lr=1e-3, steps_per_update=2, batch_size=4),
-    actor_learner=ActorFlowSDEConfig(lr=1e-3, epochs=1, minibatch=8, critic_warmup_updates=0),
+    actor_learner=ActorFlowSDEConfig(lr=1e-3, epochs=1, batch_size=8),
     evaluation=EvaluationConfig(episodes=2),
 )
 

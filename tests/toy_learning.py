@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from learners.actor_flow_sde import ActorFlowSDEConfig, ActorFlowSDELearner
+from learners.actor_config import ActorFlowSDEConfig
+from learners.actor_flow_sde import ActorFlowSDELearner
 from learners.video_sft import VideoSFTConfig, VideoSFTLearner
 from wamrl_ray.policy.flow_sde import SamplerConfig
 from wamrl_ray.policy.wam import WAM, WAMConfig
@@ -84,7 +85,7 @@ def actor(
     policy: WAM | None = None, reward: RewardConfig | None = None, sampler: SamplerConfig = SAMPLER, **config: Any
 ) -> ActorFlowSDELearner:
     policy = policy or tiny(sampler=sampler)
-    defaults = {"lr": 1e-3, "minibatch": 6}
+    defaults = {"lr": 1e-3, "batch_size": 6, "micro_batch": 6}
     learner = ActorFlowSDELearner(
         ActorFlowSDEConfig(**(defaults | config)), sampler, reward or RewardConfig(imagine_steps=1), policy, run_seed=0
     )

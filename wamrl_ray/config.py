@@ -19,7 +19,7 @@ from typing import Literal
 from envs.counting import CountingConfig
 from envs.libero import LiberoConfig
 from envs.reach import ReachConfig
-from learners.actor_flow_sde import ActorFlowSDEConfig
+from learners.actor_config import ActorFlowSDEConfig
 from learners.video_sft import VideoSFTConfig
 from wamrl_ray.config_files import ConfigError, ConfigTree, load_tree
 from wamrl_ray.policy.flow_sde import SamplerConfig
@@ -140,6 +140,7 @@ class Config:
     def __post_init__(self) -> None:
         require(self.seed >= 0, "seed", self.seed, "use 0 or a positive number")
         require(self.iterations >= 0, "iterations", self.iterations, "use 0 (evaluate only) or more")
+        self.actor_learner.check_sampler(self.sampler)
         require(self.threads >= 1, "threads", self.threads, "use at least 1 thread")
 
 

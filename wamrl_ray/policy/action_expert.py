@@ -3,6 +3,9 @@
 Parameter names are Genie Envisioner's (`action_*`).  One state token at network time 0 stands before the H noisy
 action tokens.  The keys and values of the video features do not depend on sigma: `keys_values` computes them once per
 decision and every denoising step reuses them, with the same bits as computing them anew.
+
+A policy that explores by Flow-Noise has one part more, the noise head: an MLP on the last hidden state that says how
+large each entry's noise should be.  Its last layer starts at zero.
 """
 
 from __future__ import annotations
@@ -38,9 +41,11 @@ class ExpertConfig:
 
 
 class ActionExpert(nn.Module):
-    """`forward(keys_values, x, sigma, state_token) -> velocity`."""
+    """`forward(keys_values, x, sigma, state_token) -> velocity, raw std`."""
 
-    def __init__(self, config: ExpertConfig, *, channels: int, feature_width: int, layers: int) -> None:
+    def __init__(
+        self, config: ExpertConfig, *, channels: int, feature_width: int, layers: int, noise_head: bool = False
+    ) -> None:
         super().__init__()
         width = config.width
         self.action_proj_in = nn.Linear(channels, width)
@@ -58,14 +63,25 @@ class ActionExpert(nn.Module):
         self.norm_out = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.action_proj_out = nn.Linear(width, channels)
         self.rope_base = config.rope_base
+        self.action_noise_head: nn.Sequential | None = None
+        if noise_head:
+            last = nn.Linear(width // 2, channels)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+            self.action_noise_head = nn.Sequential(nn.Linear(width, width // 2), nn.SiLU(), last)
 
     def keys_values(self, features: Sequence[Tensor]) -> KeysValues:
         """Cross-attention keys and values of per-block features (B, tokens, feature width)."""
         blocks: list[Any] = list(self.action_blocks)
         return tuple(_keys_values(block.attn2, f) for block, f in zip(blocks, features, strict=True))
 
-    def forward(self, keys_values: KeysValues, x: Tensor, sigma: Tensor, state_token: Tensor) -> Tensor:
-        """x (B, H, D) at noise level sigma (B,), state token (B, D): velocity (B, H, D)."""
+    def forward(
+        self, keys_values: KeysValues, x: Tensor, sigma: Tensor, state_token: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """x (B, H, D) at noise level sigma (B,), state token (B, D): velocity (B, H, D), raw std (B, H, D) or None.
+
+        Keys and values may be of B / m decisions: then each serves m rows that follow one another.
+        """
         batch, horizon, _ = x.shape
         hidden = self.action_proj_in(torch.cat([state_token[:, None], x], dim=1))
         times = torch.stack([torch.zeros_like(sigma), 1000.0 * sigma], dim=1)
@@ -76,8 +92,9 @@ class ActionExpert(nn.Module):
         for block, kv in zip(self.action_blocks, keys_values, strict=True):
             hidden = _run_block(block, hidden, kv, ada, rope)
         shift, scale = (self.action_scale_shift_table[None] + embedded.reshape(batch, 2, -1)[:, 1:]).unbind(dim=1)
-        out: Tensor = self.action_proj_out(self.norm_out(hidden[:, 1:]) * (1.0 + scale[:, None]) + shift[:, None])
-        return out
+        normed = self.norm_out(hidden[:, 1:])
+        velocity: Tensor = self.action_proj_out(normed * (1.0 + scale[:, None]) + shift[:, None])
+        return velocity, None if self.action_noise_head is None else self.action_noise_head(normed)
 
 
 def action_rope(length: int, width: int, base: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -102,8 +119,11 @@ def _split_heads(x: Tensor, attention: Any) -> Tensor:
 
 
 def _cross_attend(attention: Any, hidden: Tensor, keys_values: tuple[Tensor, Tensor]) -> Tensor:
-    query = _split_heads(attention.norm_q(attention.to_q(hidden)), attention)
-    mixed = F.scaled_dot_product_attention(query, *keys_values).transpose(1, 2).flatten(2)
+    """hidden (B, tokens, width), keys and values of B / m decisions: m rows ask the same keys as one long row would."""
+    decisions, tokens = len(keys_values[0]), hidden.shape[1]
+    query = attention.norm_q(attention.to_q(hidden)).reshape(decisions, -1, hidden.shape[2])
+    mixed = F.scaled_dot_product_attention(_split_heads(query, attention), *keys_values).transpose(1, 2)
+    mixed = mixed.reshape(len(hidden), tokens, -1)
     out: Tensor = attention.to_out[0](mixed)
     return out
 

@@ -10,9 +10,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load_file
 from safetensors.torch import save as serialise
+from torch import Tensor
 
 from wamrl_ray.atomic import replacing
-from wamrl_ray.policy.flow_sde import SamplerConfig
+from wamrl_ray.policy.flow_sde import NOISE_HEAD, SamplerConfig
 from wamrl_ray.policy.wam import WAM, WAMConfig
 from wamrl_ray.policy.weights import load_strict
 
@@ -61,6 +62,14 @@ def load_base(name_or_dir: str | Path, sampler: SamplerConfig | None = None) -> 
     broken = sorted(name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all()))
     if broken:
         raise ValueError(f"{folder / 'weights.safetensors'}: {broken[0]} is not finite: train the policy again")
-    load_strict(policy, weights, str(folder / "weights.safetensors"))
+    load_strict(policy, _with_own_noise_head(policy, weights), str(folder / "weights.safetensors"))
     policy.text.forget()
     return policy
+
+
+def _with_own_noise_head(policy: WAM, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A base says how to act; how to explore is the run's: without a noise head in the file the policy's new one stays,
+    and a policy without one does not need the file's."""
+    head = {name: t for name, t in policy.state_dict().items() if name.startswith(f"expert.{NOISE_HEAD}")}
+    rest = {name: t for name, t in weights.items() if head or not name.startswith(f"expert.{NOISE_HEAD}")}
+    return head | rest

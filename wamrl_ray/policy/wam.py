@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from wamrl_ray.policy import flow_sde
 from wamrl_ray.policy.action_expert import ActionExpert, ExpertConfig, KeysValues
 from wamrl_ray.policy.codec import PatchCodec
-from wamrl_ray.policy.flow_sde import SamplerConfig
+from wamrl_ray.policy.flow_sde import Prediction, SamplerConfig
 from wamrl_ray.policy.normalizer import Normalizer
 from wamrl_ray.policy.text import TextEncoder
 from wamrl_ray.policy.weights import from_snapshot, load_strict, to_snapshot
@@ -110,9 +110,6 @@ class Context:
     "(B, V * width): last block's memory tokens, averaged per view; the critic's input"
     keys_values: KeysValues | None = None
 
-    def index(self, which: Tensor | slice) -> Context:
-        return Context(features=tuple(f[which] for f in self.features), pooled=self.pooled[which])
-
 
 class WAM(nn.Module):
     """A world-action policy.  Batched methods are differentiable; `decide` and `imagine` are not."""
@@ -137,6 +134,7 @@ class WAM(nn.Module):
                 channels=self.spec.channels,
                 feature_width=config.world.width,
                 layers=config.world.layers,
+                noise_head=self.sampler.learned_std,
             )
         self.normalizer = Normalizer(config.action_dim, config.state_dim)
 
@@ -196,13 +194,19 @@ class WAM(nn.Module):
         return self.context_of(self.world_forward(obs, noise, torch.ones(len(noise), device=self.device)).features)
 
     @torch.no_grad()
-    def imagine(self, obs: ObsLatents, world_seed: Tensor | Sequence[int], steps: int) -> Tensor:
-        """Denoise the future from the noise that acting used: float32 (B, F, V, h, w, 3) in [0, 1]."""
+    def imagine(
+        self, obs: ObsLatents, world_seed: Tensor | Sequence[int], steps: int, first: Tensor | None = None
+    ) -> Tensor:
+        """Denoise the future from the noise that acting used: float32 (B, F, V, h, w, 3) in [0, 1].
+
+        `first` is the velocity of the pass at sigma = 1 if it is known, as it is wherever features were computed.
+        """
         x = self.world_noise(world_seed)
         grid = flow_sde.sigma_grid(steps)
         for sigma, sigma_next in zip(grid[:-1], grid[1:], strict=True):
             at = torch.full((len(x),), sigma, device=self.device)
-            x = x + (sigma_next - sigma) * self.world_forward(obs, x, at).velocity
+            known = first if sigma == 1.0 else None
+            x = x + (sigma_next - sigma) * (self.world_forward(obs, x, at).velocity if known is None else known)
         return self.codec.decode(x.transpose(1, 2))
 
     def round_trip(self, frames: Tensor) -> Tensor:
@@ -211,13 +215,21 @@ class WAM(nn.Module):
 
     # ---------------------------------------------------------------------------------------- actor
 
-    def velocity(self, context: Context, x: Tensor, sigma: Tensor, state: Tensor) -> Tensor:
-        """Action velocity (B, H, D) at x (B, H, D), sigma (B,), current state (B, S) in env units."""
+    def forward(self, context: Context, x: Tensor, sigma: Tensor, state: Tensor) -> Prediction:
+        """What the expert says of x (B, H, D) at sigma (B,) in the current state, env units: FP32, (B, H, D).
+
+        Context and state are of B decisions, or of B / m: then each serves m rows that follow one another.
+        """
         keys_values = context.keys_values or self.expert.keys_values(context.features)
         normal = self.normalizer.normalize_state(state)
         token = torch.cat([normal.new_zeros(len(normal), self.spec.action_dim), normal], dim=1)
-        out: Tensor = self.expert(keys_values, x, sigma, token)
-        return out
+        rows = token if len(x) == len(token) else token.repeat_interleave(len(x) // len(token), dim=0)
+        velocity, raw_std = self.expert(keys_values, x, sigma, rows)
+        return Prediction(velocity=velocity.float(), raw_std=None if raw_std is None else raw_std.float())
+
+    def velocity(self, context: Context, x: Tensor, sigma: Tensor, state: Tensor) -> Tensor:
+        """The velocity of `forward`: all that pretraining and the ODE need."""
+        return self.forward(context, x, sigma, state).velocity
 
     def executed_mask(self) -> Tensor:
         """(H, D): 1 on executed steps x env action dimensions, the entries whose density is counted."""
@@ -246,13 +258,13 @@ class WAM(nn.Module):
         generator = torch.Generator().manual_seed(action_seed)
         x = torch.randn((1, self.spec.horizon, self.spec.channels), generator=generator).to(self.device)
         chosen = flow_sde.draw_stochastic_step(generator, self.sampler) if stochastic else -1
-        mask, steps, eta = self.executed_mask(), self.sampler.num_steps, self.sampler.eta
+        mask, steps = self.executed_mask(), self.sampler.num_steps
         chain, logprob = [x], torch.zeros(1, device=self.device)
         for k, sigma in enumerate(flow_sde.sigma_grid(steps)[:-1]):
-            v = self.velocity(context, x, torch.full((1,), sigma, device=self.device), state_in)
-            x_next = flow_sde.transition_mean(x, v, k, steps, 0.0)
-            if eta > 0 and flow_sde.is_stochastic(chosen, k, self.sampler):
-                mean, std = flow_sde.transition_mean(x, v, k, steps, eta), flow_sde.transition_std(k, steps, eta)
+            prediction = self(context, x, torch.full((1,), sigma, device=self.device), state_in)
+            x_next = flow_sde.transition_mean(x, prediction.velocity, k, steps, 0.0)
+            if self.sampler.explores and flow_sde.is_stochastic(chosen, k, self.sampler):
+                mean, std = flow_sde.transition(x, prediction, k, self.sampler)
                 noise = torch.randn(x.shape, generator=generator).to(self.device)
                 x_next = torch.where(mask > 0, mean + std * noise, x_next)
                 logprob = logprob + flow_sde.gaussian_log_prob(x_next, mean, std, mask)

@@ -35,6 +35,9 @@ class RewardConfig:
     "added once, at the decision in which the task succeeds; 0 reproduces the paper.  Success ends the episode and so "
     "gives up the reconstruction reward of the decisions that would have followed (at most `weight` each, in practice "
     "a fraction of it): it has to pay more than they do.  5 is also what RLinf's Wan recipe multiplies success by"
+    success_form: Literal["best_so_far", "difference"] = "best_so_far"
+    "best_so_far: paid once, at the first success; difference: of being successful after a decision and before it, "
+    "which takes back what a success that does not last had earned (an episode's sum telescopes)"
     imagine_steps: int = 1
     "Euler steps of the imagination, one pass of the world model each. One step draws the mean future, the nearest to "
     "what will happen; more draw a sharper sample of what could, with a larger distance (`docs/base-policies.md`)"
@@ -48,6 +51,8 @@ class RewardConfig:
                 raise ValueError(f"reward.{name} = {getattr(self, name)}: use a non-negative weight")
         if self.imagine_steps < 1:
             raise ValueError(f"reward.imagine_steps = {self.imagine_steps}: use at least 1 step")
+        if self.success_form not in ("best_so_far", "difference"):
+            raise ValueError(f"reward.success_form = {self.success_form!r}: use 'best_so_far' or 'difference'")
         if self.kind != "pixel":
             raise ValueError(f"reward.kind = {self.kind!r}: use 'pixel'")
         if self.shaping not in ("progress", "negative", "exp"):
