@@ -128,7 +128,8 @@ def _table(num_steps: int, eta: float) -> Tensor:
         std = transition_std(k, num_steps, eta)
         to_noise = sigma_next - std**2 / (2.0 * sigma)
         rows.append([sigma, 1.0 - sigma, 1.0 - sigma_next, to_noise, std, velocity_sensitivity(k, num_steps, eta)])
-    return torch.tensor(rows, dtype=torch.float32)
+    with torch.inference_mode(False):  # training may use what acting made
+        return torch.tensor(rows, dtype=torch.float32)
 
 
 def _at(k: int | Tensor, num_steps: int, eta: float, like: Tensor) -> tuple[Tensor, ...]:
