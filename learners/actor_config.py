@@ -37,7 +37,7 @@ class ActorFlowSDEConfig:
     "decisions that go through the networks at once, at most; changes memory and speed, not the gradient"
     target_kl: float = 0.1
     "mean exact KL from the update's start (nats per decision) at which the rest of an update is skipped; 0 disables.  "
-    "Ours: at 0.1 about a tenth of the ratios lie outside 1 +- 0.5"
+    "Ours: at 0.1 a fifth of the ratios lie outside 1 +- 0.5"
     kl_to_base: float = 0.01
     "weight of the exact transition KL to the base expert, nats per decision; ours, piRL has none that works"
     entropy_bonus: float = 0.0

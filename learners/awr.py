@@ -29,7 +29,8 @@ class AWRConfig:
 
     kind: Literal["awr"] = "awr"
     temperature: float = 0.5
-    "advantage, in units of its std, at which the weight has grown by e; smaller imitates the best alone"
+    "advantage (in stds, where the estimator normalises) at which the weight has grown by e; smaller imitates the best "
+    "alone"
     max_weight: float = 20.0
     "largest weight before they are scaled to mean 1 over the update; the paper's"
     draws: int = 4

@@ -54,19 +54,22 @@ class LoRAExpert:
 
     def __init__(self, policy: WAM, *, rank: int, scale: float, seed: int) -> None:
         self._policy, self._scale = policy, scale
-        policy.expert.requires_grad_(True)  # labels must run on the kernels that training uses
+        policy.expert.requires_grad_(False)
         generator = torch.Generator().manual_seed(seed)
         self._base: dict[str, Tensor] = {}
         self._down, self._up = nn.ParameterDict(), nn.ParameterDict()
         for name, weight in sorted(self._matrices()):
             key = name.replace(".", "/")
             self._base[key] = weight.detach().clone()
+            weight.requires_grad_(True)  # takes no gradient, but labels must run on the kernels that training uses
             down = torch.randn(rank, weight.shape[1], generator=generator) / weight.shape[1] ** 0.5
             self._down[key] = nn.Parameter(down.to(weight.device))
             self._up[key] = nn.Parameter(torch.zeros(weight.shape[0], rank, device=weight.device))
 
     def parameters(self) -> list[nn.Parameter]:
         head = [p for name, p in self._policy.expert.named_parameters() if name.startswith(NOISE_HEAD)]
+        for parameter in head:
+            parameter.requires_grad_(True)
         return [*self._down.parameters(), *self._up.parameters(), *head]
 
     def predict(self, context: Context, x: Tensor, sigma: Tensor, state: Tensor) -> Prediction:

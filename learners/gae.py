@@ -58,10 +58,10 @@ class GAEConfig:
     "first updates, which train the critic alone (DPPO uses 2, RLinf's async recipe 30).  0: the critic's last layer "
     "starts at zero, so its first advantages are plain returns, not noise"
     warmup_explained_variance: float = 0.0
-    "the expert waits, beyond warmup_updates, until the critic explains this share of the returns' variance once; 0 "
-    "does not wait"
+    "the expert waits, beyond warmup_updates, until the critic has once explained this share of its targets' variance; "
+    "0 does not wait"
     warmup_max_updates: int = 10
-    "updates after which it waits no longer"
+    "updates of the run after which it waits no longer"
 
     def __post_init__(self) -> None:
         for name in ("critic_lr", "value_clip", "warmup_updates", "warmup_max_updates"):

@@ -36,7 +36,7 @@ class PPOConfig:
     "steps x A: rules that average them need clips of 1e-3"
     clip_schedule: Literal["constant", "exponential", "sensitivity"] = "constant"
     "width per denoising step.  exponential: grows from clip_first x the width at the first step to the width at the "
-    "last (DPPO); sensitivity: proportional to |d mean / d v| / std, mean 1, so that every step clips at the same "
+    "last random one, by equal factors (after DPPO); sensitivity: proportional to |d mean / d v| / std, mean 1, so that every step clips at the same "
     "change of the velocity (ours; a constant width clips late steps up to four times sooner)"
     clip_first: float = 0.1
     "exponential: share of the width at the first step; DPPO's 0.001 of 0.01"
@@ -112,12 +112,12 @@ class PPO:
 
 def clip_scale(config: PPOConfig, sampler: SamplerConfig) -> Tensor:
     """(K,) factor on the clip widths of each denoising step; see `PPOConfig.clip_schedule`."""
-    steps = range(sampler.num_steps)
+    steps, last = range(sampler.num_steps), sampler.num_steps - 1 - int(sampler.exclude_last)
     match config.clip_schedule:
         case "constant":
             return torch.ones(sampler.num_steps)
         case "exponential":
-            return torch.tensor([config.clip_first ** (1.0 - k / (sampler.num_steps - 1)) for k in steps])
+            return torch.tensor([config.clip_first ** max(1.0 - k / max(last, 1), 0.0) for k in steps])
         case "sensitivity":
             if sampler.learned_std:  # an Euler step's derivative is the same at every step, and so are the std's bounds
                 return torch.ones(sampler.num_steps)
@@ -126,5 +126,5 @@ def clip_scale(config: PPOConfig, sampler: SamplerConfig) -> Tensor:
                 / transition_std(k, sampler.num_steps, sampler.eta)
                 for k in steps
             ]
-            random = slope[: sampler.num_steps - int(sampler.exclude_last)]
+            random = slope[: last + 1]
             return torch.tensor(slope) / (sum(random) / len(random))

@@ -33,7 +33,7 @@ class SamplerConfig:
     eta: float = 0.5
     "flow_sde: noise scale; 0 is the Euler ODE"
     std_min: float = 0.08
-    "flow_noise: smallest std, model units (actions are normalised to std 1); piRL's bound"
+    "flow_noise: smallest std, model units (an action's 1st to 99th percentile is -1 to 1); piRL's bound"
     std_max: float = 0.16
     "flow_noise: largest std; an untrained head gives the geometric mean of the two"
     stochastic: Literal["one", "all"] = "one"
