@@ -36,8 +36,8 @@ class PPOConfig:
     "steps x A: rules that average them need clips of 1e-3"
     clip_schedule: Literal["constant", "exponential", "sensitivity"] = "constant"
     "width per denoising step.  exponential: grows from clip_first x the width at the first step to the width at the "
-    "last random one, by equal factors (after DPPO); sensitivity: proportional to |d mean / d v| / std, mean 1, so that every step clips at the same "
-    "change of the velocity (ours; a constant width clips late steps up to four times sooner)"
+    "last random one, by equal factors (after DPPO); sensitivity: proportional to |d mean / d v| / std, mean 1: every "
+    "step clips at the same change of the velocity (ours; a constant width clips late steps up to four times sooner)"
     clip_first: float = 0.1
     "exponential: share of the width at the first step; DPPO's 0.001 of 0.01"
     ratio: Literal["step", "joint"] = "step"

@@ -46,7 +46,7 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
     "actor/kl_to_base_nats": ("nats per decision", "exact transition KL to the base expert, the anchor's size"),
     "actor/kl_to_behaviour_nats": (
         "nats per decision",
-        "exact transition KL of the policy that acted to the one that learns; above 0 from the start if another pair acted",
+        "exact transition KL of the policy that acted to the one that learns; above 0 at once if another acted",
     ),
     "actor/kl_to_start_nats": (
         "nats per decision",
