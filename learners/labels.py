@@ -43,6 +43,8 @@ class LabelledBatch:
     "(n, S)"
     clean: Tensor
     "(n, H, D) the chunk that was acted, model units: the end of the chain"
+    noise: Tensor
+    "(n, H, D) what it was denoised from: the chain's beginning"
     transitions: Transitions
     obs: ObsLatents
     world_seed: Tensor
@@ -114,7 +116,8 @@ class Labeller:
         success = self.reward.success_weight * gains.to(device)
         return LabelledBatch(
             batch=number, episode=batch.episode.to(device), decision=batch.decision.to(device), state=state,
-            clean=batch.chain[:, -1].to(device), transitions=moves, obs=obs, world_seed=batch.world_seed,
+            clean=batch.chain[:, -1].to(device), noise=batch.chain[:, 0].to(device), transitions=moves, obs=obs,
+            world_seed=batch.world_seed,
             context=context if config.reuse_context else None, pooled=context.pooled.float(), behaviour=behaviour,
             behaviour_logprob=logprob, start=behaviour, start_logprob=logprob, base=behaviour,
             logprob_gap=(whole - stored).abs(), reconstruction=reconstruction, scored=scored,

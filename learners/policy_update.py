@@ -21,7 +21,7 @@ from learners.labels import LabelledBatch
 from learners.losses import approx_kl
 from learners.optim import GuardedAdamW, autocast
 from learners.tally import Tally
-from learners.transitions import Predict, entropy, kl, log_probs, predict
+from learners.transitions import Contexts, Predict, entropy, kl, log_probs, predict
 from wamrl_ray.policy.flow_sde import Prediction, SamplerConfig
 
 if TYPE_CHECKING:
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 class Objective(Protocol):
     """What the expert is trained for."""
 
-    def prepare(self, batches: Sequence[LabelledBatch], estimate: Estimate, rng: np.random.Generator) -> None:
-        """Called before every pass: draw what it needs for all decisions."""
+    def prepare(
+        self, expert: Predict, contexts: Contexts, batches: Sequence[LabelledBatch], estimate: Estimate, seed: int
+    ) -> None:
+        """Called once before an update's first step: draw what it needs for all decisions."""
 
     def loss(
         self, expert: Predict, context: Context, batch: LabelledBatch, own: slice, now: Prediction, estimate: Estimate
@@ -58,9 +60,12 @@ def update_expert(
     Ends before the step at which the exact KL from the update's start has reached `target_kl`.
     """
     parts = _by_batch(batches)
+    with autocast(policy.device, config.precision):
+        objective.prepare(
+            expert.predict, lambda batch: batch.context_in(policy), batches, estimate, int(rng.integers(2**62))
+        )
     applied, stopped = False, False
     for _ in range(config.epochs):
-        objective.prepare(batches, estimate, rng)
         for i in rng.permutation(len(parts)):
             kept = int(sum(int(estimate.keep[own].sum()) for _, own in parts[i]))
             if kept == 0:

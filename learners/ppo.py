@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from learners.advantages import Estimate
 from learners.labels import LabelledBatch
 from learners.losses import ppo_clip, truncated_weight
 from learners.returns import denoise_discount
-from learners.transitions import Predict, log_probs
+from learners.transitions import Contexts, Predict, log_probs
 from wamrl_ray.policy.flow_sde import Prediction, SamplerConfig, transition_std, velocity_sensitivity
 
 if TYPE_CHECKING:
@@ -79,7 +78,9 @@ class PPO:
         self._config, self._sampler = config, sampler
         self._clip_scale = clip_scale(config, sampler)
 
-    def prepare(self, batches: Sequence[LabelledBatch], estimate: Estimate, rng: np.random.Generator) -> None:
+    def prepare(
+        self, expert: Predict, contexts: Contexts, batches: Sequence[LabelledBatch], estimate: Estimate, seed: int
+    ) -> None:
         """Nothing to draw."""
 
     def loss(

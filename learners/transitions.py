@@ -17,10 +17,14 @@ from wamrl_ray.policy import flow_sde
 from wamrl_ray.policy.flow_sde import Prediction, SamplerConfig, is_stochastic, sigma_grid
 
 if TYPE_CHECKING:
+    from learners.labels import LabelledBatch
     from wamrl_ray.policy.wam import Context
 
 Predict = Callable[["Context", Tensor, Tensor, Tensor], Prediction]
 """`WAM.forward`, or the same with other weights: (context, x (B, H, D), sigma (B,), state) -> Prediction."""
+
+Contexts = Callable[["LabelledBatch"], "Context"]
+"""The features of a micro-batch, from memory or computed anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
