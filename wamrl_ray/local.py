@@ -22,6 +22,7 @@ from wamrl_ray import checkpoint as checkpoints
 from wamrl_ray.broker import WeightBroker
 from wamrl_ray.config import Config
 from wamrl_ray.evaluate import evaluate
+from wamrl_ray.local_lockstep import LockstepPool
 from wamrl_ray.policy.bases import load_base
 from wamrl_ray.policy.wam import WAM
 from wamrl_ray.rollout import EpisodeSummary, rollout, summarise
@@ -29,28 +30,39 @@ from wamrl_ray.run import System
 from wamrl_ray.store import load_episode, save_episode
 from wamrl_ray.tickets import TicketOffice, split_of
 from wamrl_ray.training import Broker
-from wamrl_ray.types import Episode, Metrics, Pair, Policy, Snapshot, Split, Ticket
+from wamrl_ray.types import EnvSpec, Episode, Metrics, Pair, Policy, Snapshot, Split, Ticket
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def build_local(config: Config, run_dir: Path, policy: Callable[[], WAM] | None = None) -> System:
+def build_local(
+    config: Config, run_dir: Path, policy: Callable[[], WAM] | None = None, *, lockstep: bool = False
+) -> System:
     """Everything of a run in this process; close() the result.
 
-    `policy` makes a fresh copy of the base policy; by default it loads `config.base`.  Raises ValueError for a base
+    `policy` makes a fresh copy of the base policy; by default it loads `config.base`.  `lockstep` acts all episodes of
+    an iteration side by side (see `local_lockstep.py`).  Raises ValueError for a base
     that is missing or does not fit the environment.
     """
     torch.set_num_threads(config.threads)
     base = policy or (lambda: load_base(config.base, config.sampler))
     broker = WeightBroker(config.broker, run_dir / "epoch.json")
-    pool = LocalPool(lambda split: make_env(config.env, split), base(), broker, config.rollout.max_attempts)
+
+    def env_of(split: Split) -> ChunkEnv:
+        return make_env(config.env, split)
+
+    pool: LocalPool | LockstepPool
+    if lockstep:
+        pool = LockstepPool(env_of, base(), broker)
+    else:
+        pool = LocalPool(env_of, base(), broker, config.rollout.max_attempts)
     world_device, actor_device = learner_devices(config.device)
     return System(
         config,
         run_dir,
-        env_spec=pool.env("train").env_spec,
-        tasks=pool.env("train").tasks,
+        env_spec=pool.env_spec,
+        tasks=pool.tasks,
         pool=pool,
         video=LocalVideo(
             VideoSFTLearner(config.video_learner, base(), base(), run_seed=config.seed, device=world_device)
@@ -126,6 +138,14 @@ class LocalPool:
             self.close()
             self._env = self._env_of(split)
         return self._env
+
+    @property
+    def env_spec(self) -> EnvSpec:
+        return self.env("train").env_spec
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        return self.env("train").tasks
 
     def run(self, tickets: Sequence[Ticket], pair: Pair) -> list[tuple[EpisodeSummary, Episode]]:
         pair, world, actor = self._broker.pull(pair.order)

@@ -1,8 +1,8 @@
 """The step loop: one ticket, one environment, one policy, one Episode.
 
-Fed by the worker shells (`local.py`, `cluster.py`) with a ticket of the TicketOffice and the pair whose weights the
-policy holds; feeds the EpisodeStore and the learners with the Episode, and the training loop with its summary.
-The episode is a function of (ticket, weights): all randomness comes from the ticket.
+Fed by the worker shells (`local.py`, `local_lockstep.py`, `cluster.py`) with a ticket of the TicketOffice and the pair
+whose weights the policy holds; feeds the EpisodeStore and the learners with the Episode, and the training loop with its
+summary.  The episode is a function of (ticket, weights): all randomness comes from the ticket.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,63 +46,92 @@ class EpisodeSummary:
 def rollout(env: Env, policy: Policy, ticket: Ticket, pair: Pair) -> Episode:
     """Run one episode.
 
-    Training tickets act with Flow-SDE exploration, evaluation tickets with the deterministic sampler.  A non-finite
-    decision ends the episode with `error` set and the sound decisions before it; an exception of the environment
-    propagates.  Raises ValueError if policy and environment do not fit together.
+    Training tickets act with exploration, evaluation tickets with the deterministic sampler.  A non-finite decision
+    ends the episode with `error` set and the sound decisions before it; an exception of the environment propagates.
+    Raises ValueError if policy and environment do not fit together.
     """
-    spec, env_spec = policy.spec, env.env_spec
-    _check_fit(spec, env_spec)
-    capture_at = sorted({offset for offset in spec.imagined_offsets if offset <= spec.executed} | {spec.executed})
-    action_seeds = _seeds(ticket, "action", env_spec.max_steps)
-    world_seeds = _seeds(ticket, "world", env_spec.max_steps)
-    instruction = env_spec.instructions[ticket.task_id]
+    progress = Progress(env, policy.spec, ticket)
+    while not progress.done:
+        progress.advance(policy.decide(**progress.question()))
+    return progress.episode(pair)
 
-    env_seed = int(ticket.seed("env").generate_state(1, np.uint32)[0]) & 0x7FFFFFFF
-    observation = env.reset_to(ticket.task_id, ticket.init_state_id, env_seed)
-    trace = _Trace(observations=[observation], obs_step=[0])
-    memory = deque([observation.frames] * spec.memory, maxlen=spec.memory)
-    steps, terminated, truncated, success_step, error = 0, False, False, -1, None
-    while not (terminated or truncated):
-        t = len(trace.decisions)
-        if t == env_spec.max_steps:
-            raise RuntimeError(f"ticket {ticket.ticket_id}: {env_spec.name} did not truncate at max_steps = {t}")
-        decision = policy.decide(
-            np.stack(memory),
-            observation.state,
-            instruction,
-            action_seed=action_seeds[t],
-            world_seed=world_seeds[t],
-            stochastic=ticket.purpose == "train",
-        )
+
+class Progress:
+    """An episode being run: it says what the next decision depends on, and executes the answer.
+
+    `done` turns True when the environment terminates or truncates, or after an unusable decision.
+    """
+
+    def __init__(self, env: Env, spec: PolicySpec, ticket: Ticket) -> None:
+        """Resets the environment.  Raises ValueError if policy and environment do not fit together."""
+        self._env, self._spec, self._env_spec, self._ticket = env, spec, env.env_spec, ticket
+        _check_fit(spec, env.env_spec)
+        self._capture_at = sorted({o for o in spec.imagined_offsets if o <= spec.executed} | {spec.executed})
+        self._action_seeds = _seeds(ticket, "action", env.env_spec.max_steps)
+        self._world_seeds = _seeds(ticket, "world", env.env_spec.max_steps)
+        env_seed = int(ticket.seed("env").generate_state(1, np.uint32)[0]) & 0x7FFFFFFF
+        self._observation = env.reset_to(ticket.task_id, ticket.init_state_id, env_seed)
+        self._memory = deque([self._observation.frames] * spec.memory, maxlen=spec.memory)
+        self._trace = _Trace(observations=[self._observation], obs_step=[0])
+        self._steps, self._terminated, self._truncated, self._success_step = 0, False, False, -1
+        self._error: str | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._terminated or self._truncated or self._error is not None
+
+    def question(self) -> dict[str, Any]:
+        """The arguments of `Policy.decide`."""
+        t = len(self._trace.decisions)
+        if t == self._env_spec.max_steps:
+            name = self._env_spec.name
+            raise RuntimeError(f"ticket {self._ticket.ticket_id}: {name} did not truncate at max_steps = {t}")
+        return {
+            "frames": np.stack(self._memory),
+            "state": self._observation.state,
+            "instruction": self._env_spec.instructions[self._ticket.task_id],
+            "action_seed": self._action_seeds[t],
+            "world_seed": self._world_seeds[t],
+            "stochastic": self._ticket.purpose == "train",
+        }
+
+    def advance(self, decision: Decision) -> None:
+        """Execute a decision, or end the episode if it is not sound."""
+        trace, spec, t = self._trace, self._spec, len(self._trace.decisions)
         error = _fault(decision, spec)
         if error is not None:
-            error = f"ticket {ticket.ticket_id}, decision {t}: {error} (pair {pair.order}, actor {pair.actor})"
-            trace.unusable = decision
-            break
-        chunk = env.step_chunk(decision.actions, capture_at)
+            self._error, trace.unusable = f"decision {t}: {error}", decision
+            return
+        chunk = self._env.step_chunk(decision.actions, self._capture_at)
         trace.decisions.append(decision)
-        trace.decision_obs.append(trace.obs_step.index(steps))
+        trace.decision_obs.append(trace.obs_step.index(self._steps))
         trace.executed.append(chunk.steps)
         trace.env_reward.append(chunk.reward)
         for offset in sorted(chunk.captures):
             trace.observations.append(chunk.captures[offset])
-            trace.obs_step.append(steps + offset)
-        steps += chunk.steps
-        terminated, truncated = chunk.terminated, chunk.truncated
-        if chunk.success and success_step < 0:
-            success_step = steps
-        if not (terminated or truncated):
-            observation = chunk.captures[spec.executed]
-            memory.append(observation.frames)
-    return trace.episode(
-        ticket=ticket,
-        pair=pair,
-        env_spec=env_spec,
-        success_step=success_step,
-        terminated=terminated,
-        truncated=truncated,
-        error=error,
-    )
+            trace.obs_step.append(self._steps + offset)
+        self._steps += chunk.steps
+        self._terminated, self._truncated = chunk.terminated, chunk.truncated
+        if chunk.success and self._success_step < 0:
+            self._success_step = self._steps
+        if not self.done:
+            self._observation = chunk.captures[spec.executed]
+            self._memory.append(self._observation.frames)
+
+    def episode(self, pair: Pair) -> Episode:
+        """What was gathered, stamped with the weights it was acted with."""
+        error = self._error
+        if error is not None:
+            error = f"ticket {self._ticket.ticket_id}, {error} (pair {pair.order}, actor {pair.actor})"
+        return self._trace.episode(
+            ticket=self._ticket,
+            pair=pair,
+            env_spec=self._env_spec,
+            success_step=self._success_step,
+            terminated=self._terminated,
+            truncated=self._truncated,
+            error=error,
+        )
 
 
 def summarise(episode: Episode) -> EpisodeSummary:

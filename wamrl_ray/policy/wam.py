@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Literal, Self
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from wamrl_ray.policy import flow_sde
+from wamrl_ray.policy.acting import Question, decide_together
 from wamrl_ray.policy.action_expert import ActionExpert, ExpertConfig, KeysValues
 from wamrl_ray.policy.codec import PatchCodec
 from wamrl_ray.policy.flow_sde import Prediction, SamplerConfig
@@ -237,7 +238,6 @@ class WAM(nn.Module):
         mask[: self.spec.executed, : self.spec.action_dim] = 1.0
         return mask
 
-    @torch.inference_mode()
     def decide(
         self,
         frames: NDArray[np.uint8],
@@ -250,34 +250,11 @@ class WAM(nn.Module):
     ) -> Decision:
         """Act on memory frames (M, V, h, w, 3) and state (S,).  One observation, one fixed shape: so the bits of an
         action do not depend on what else is being decided."""
-        obs = self.encode(torch.from_numpy(np.ascontiguousarray(frames))[None], [instruction])
-        context = self.world_context(obs, [world_seed])
-        context = replace(context, keys_values=self.expert.keys_values(context.features))
-        state_in = torch.from_numpy(np.array(state, dtype=np.float32))[None].to(self.device)
-
-        generator = torch.Generator().manual_seed(action_seed)
-        x = torch.randn((1, self.spec.horizon, self.spec.channels), generator=generator).to(self.device)
-        chosen = flow_sde.draw_stochastic_step(generator, self.sampler) if stochastic else -1
-        mask, steps = self.executed_mask(), self.sampler.num_steps
-        chain, logprob = [x], torch.zeros(1, device=self.device)
-        for k, sigma in enumerate(flow_sde.sigma_grid(steps)[:-1]):
-            prediction = self(context, x, torch.full((1,), sigma, device=self.device), state_in)
-            x_next = flow_sde.transition_mean(x, prediction.velocity, k, steps, 0.0)
-            if self.sampler.explores and flow_sde.is_stochastic(chosen, k, self.sampler):
-                mean, std = flow_sde.transition(x, prediction, k, self.sampler)
-                noise = torch.randn(x.shape, generator=generator).to(self.device)
-                x_next = torch.where(mask > 0, mean + std * noise, x_next)
-                logprob = logprob + flow_sde.gaussian_log_prob(x_next, mean, std, mask)
-            x = x_next
-            chain.append(x)
-        actions = self.normalizer.denormalize_action(x[0, : self.spec.executed, : self.spec.action_dim])
-        return Decision(
-            actions=actions.cpu().numpy(),
-            chain=torch.cat(chain).cpu().numpy(),
-            stochastic_step=chosen,
-            logprob=float(logprob),
-            world_seed=world_seed,
-        )
+        question = Question(
+            frames=frames, state=state, instruction=instruction, action_seed=action_seed, world_seed=world_seed,
+            stochastic=stochastic,
+        )  # fmt: skip
+        return decide_together(self, [question])[0]
 
     # ---------------------------------------------------------------------------------------- weights
 
