@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from learners.actor_flow_sde import ActorFlowSDEConfig, ActorFlowSDELearner
-from learners.video_sft import VideoSFTConfig, VideoSFTLearner
+from learners.video_config import VideoSFTConfig
+from learners.video_sft import VideoSFTLearner
+from learners.windows import Windows
 from wamrl_ray.policy.flow_sde import SamplerConfig
 from wamrl_ray.policy.wam import WAM, WAMConfig
 from wamrl_ray.rewards.reconstruction import RewardConfig
@@ -92,9 +94,10 @@ def actor(
     return learner
 
 
-def video(**config: Any) -> VideoSFTLearner:
-    defaults = {"lr": 1e-3, "batch_size": 4, "steps_per_update": 3, "probe_windows": 4}
-    return VideoSFTLearner(VideoSFTConfig(**(defaults | config)), tiny(), tiny(), run_seed=0)
+def video(*, windows: Windows | None = None, **config: Any) -> VideoSFTLearner:
+    defaults = {"lr": 1e-3, "batch_size": 4, "steps_per_update": 3, "probe_windows": 4, "held_out_share": 0.0}
+    config = {**defaults, **config}
+    return VideoSFTLearner(VideoSFTConfig(**config), tiny(), tiny(), run_seed=0, pretraining=windows)
 
 
 def equal(a: Any, b: Any) -> bool:

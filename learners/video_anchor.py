@@ -1,0 +1,73 @@
+"""The anchor of the world model: Gaussian KL of its features to the pretrained ones, and the weight it gets.
+
+`VideoSFTLearner` feeds it features at sigma = 1, the ones the action expert reads, and gets one KL per layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learners.losses import feature_kl, feature_variance
+from learners.optim import to_cpu
+
+FACTOR = 2.0
+"""by which an adapted weight changes at once (PPO's, arXiv 1707.06347 section 4)"""
+
+
+def adapted_weight(weight: float, drift: float, target: float, bounds: tuple[float, float]) -> float:
+    """lambda_KL for the next update: doubled where drift > target, halved where drift < target / 2, else kept.
+
+    PPO's adaptive KL penalty (arXiv 1707.06347 section 4), with the dead band [target / 2, target] instead of
+    [target / 1.5, 1.5 target]: the target is an upper limit here.  And drift is the whole distance from the pretrained
+    world, not that of one update, so the rule acts on what all updates together have done.
+    """
+    if drift > target:
+        weight *= FACTOR
+    elif drift < target / FACTOR:
+        weight /= FACTOR
+    return min(max(weight, bounds[0]), bounds[1])
+
+
+class FeatureAnchor:
+    """Per-layer statistics.
+
+    Reference covariance: diagonal, the mean of `feature_variance` over some batches of the pretrained world's features,
+    fixed from then on.  Current covariance: diagonal, an EMA of the same estimate over training batches, from the
+    reference's.  Both see batches of about the same size, so that the bias of a small batch cancels in their ratio.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self._decay = decay
+        self.variance: list[Tensor] = []
+        "s^2 per layer (width,)"
+        self.reference_variance: list[Tensor] = []
+        "s_ref^2 per layer (width,)"
+
+    def calibrate(self, batches: Iterable[Sequence[Tensor]]) -> None:
+        """Fix the reference covariance from the pretrained world's features, batches of L tensors (B, N, C)."""
+        variances = [feature_variance(features) for features in batches]
+        self.reference_variance = [torch.stack(layer).mean(dim=0) for layer in zip(*variances, strict=True)]
+        self.variance = [layer.clone() for layer in self.reference_variance]
+
+    def kl(self, features: Sequence[Tensor], reference: Sequence[Tensor]) -> list[Tensor]:
+        """KL(current || reference) of each layer, scalars in nats per feature; moves the EMA first.
+
+        Gradient flows through the means of `features` alone.
+        """
+        moved = zip(self.variance, feature_variance(features), strict=True)
+        variance = [self._decay * old + (1.0 - self._decay) * new for old, new in moved]
+        if all(bool(torch.isfinite(layer).all()) for layer in variance):
+            self.variance = variance
+        layers = zip(features, reference, self.variance, self.reference_variance, strict=True)
+        return [feature_kl([mu], [mu_ref], [s2], [s2_ref]) for mu, mu_ref, s2, s2_ref in layers]
+
+    def state(self) -> dict[str, Any]:
+        return {"variance": to_cpu(self.variance), "reference_variance": to_cpu(self.reference_variance)}
+
+    def load_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self.variance = [layer.to(device) for layer in to_cpu(state["variance"])]
+        self.reference_variance = [layer.to(device) for layer in to_cpu(state["reference_variance"])]
