@@ -1,4 +1,4 @@
-"""What a video update is made of: balanced draws, shares of a batch, held-out starts, the adapted weight, the configs."""
+"""What a video update is made of: balanced draws, shares of a batch, held-out starts, the adapted weight, configs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_reference_variance_is_the_mean_over_batches_and_the_current_one_an_
 def test_the_kl_per_layer_averages_to_the_feature_kl_and_only_the_means_carry_gradient() -> None:
     anchor = FeatureAnchor(decay=0.5)
     anchor.calibrate([layers(0)])
-    current, reference = [layer.requires_grad_() for layer in layers(1)], [layer.requires_grad_() for layer in layers(2)]
+    current, reference = ([layer.requires_grad_() for layer in layers(seed)] for seed in (1, 2))
     per_layer = anchor.kl(current, reference)
     whole = feature_kl(current, reference, anchor.variance, anchor.reference_variance)
     assert torch.stack(per_layer).mean().item() == pytest.approx(whole.item(), rel=1e-6)
