@@ -14,20 +14,21 @@ from torch import Tensor
 from learners.losses import feature_kl, feature_variance
 from learners.optim import to_cpu
 
-FACTOR = 2.0
-"""by which an adapted weight changes at once (PPO's, arXiv 1707.06347 section 4)"""
+FACTOR, RAISE_ABOVE, LOWER_BELOW = 2.0, 2 / 3, 1 / 3
+"""by what an adapted weight changes at once, and the dead band within which it stays, as shares of the target"""
 
 
 def adapted_weight(weight: float, drift: float, target: float, bounds: tuple[float, float]) -> float:
-    """lambda_KL for the next update: doubled where drift > target, halved where drift < target / 2, else kept.
+    """lambda_KL for the next update: doubled where drift > 2/3 target, halved where drift < 1/3 target, else kept.
 
-    PPO's adaptive KL penalty (arXiv 1707.06347 section 4), with the dead band [target / 2, target] instead of
-    [target / 1.5, 1.5 target]: the target is an upper limit here.  And drift is the whole distance from the pretrained
-    world, not that of one update, so the rule acts on what all updates together have done.
+    PPO's adaptive KL penalty (arXiv 1707.06347 section 4) with two departures.  The dead band is the target's middle
+    third instead of [target / 1.5, 1.5 target]: the target is an upper limit here, and drift moves by a third from one
+    update to the next.  And drift is the whole distance from the pretrained world, not that of one update, so the rule
+    acts on what all updates together have done.
     """
-    if drift > target:
+    if drift > RAISE_ABOVE * target:
         weight *= FACTOR
-    elif drift < target / FACTOR:
+    elif drift < LOWER_BELOW * target:
         weight /= FACTOR
     return min(max(weight, bounds[0]), bounds[1])
 
