@@ -98,6 +98,7 @@ def test_training_changes_the_held_out_error_and_its_windows_stay(episodes: list
     assert first["video/held_out_error_before"] != first["video/held_out_error_after"]
     assert second["video/held_out_error_before"] == first["video/held_out_error_after"]
     assert second["video/still_error"] == first["video/still_error"]
+    assert second["video/held_out_windows_count"] == first["video/held_out_windows_count"]
 
 
 def test_held_out_windows_are_bounded() -> None:
