@@ -15,7 +15,7 @@ RUNTIME = {
     "broker", "checkpoint", "demonstrations", "evaluate", "imagination", "lerobot", "metrics", "report",
     "rollout", "run", "store", "tickets", "training",
 }  # fmt: skip
-SHELLS = {"local", "cluster", "algorithm", "jobs"}
+SHELLS = {"local", "cluster", "algorithm", "jobs", "pretraining"}
 COMMANDS = {"__main__", "commands", "collect", "doctor", "preflight", "progress"}
 
 # Layer -> the project's layers it may import.  "types" is wamrl_ray/types.py, digest.py and atomic.py.

@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.counting import CountingConfig, CountingEnv
+from learners.video_config import Failures, Mixed, SuccessOnly
 from tests.fakes import CountingPolicy, pair, summary, ticket
 from wamrl_ray.config import StoreConfig
-from wamrl_ray.rollout import rollout, summarise
+from wamrl_ray.rollout import EpisodeSummary, rollout, summarise
 from wamrl_ray.store import EpisodeStore, load_episode, save_episode
 
 
-def filled(rows, max_bytes: int = 10**6) -> EpisodeStore:
-    store = EpisodeStore(StoreConfig(max_bytes=max_bytes))
+def filled(rows, max_bytes: int = 10**6, failures: Failures | None = None, max_failure_bytes: int = 10**6):
+    config = StoreConfig(max_bytes=max_bytes, max_failure_bytes=max_failure_bytes)
+    store = EpisodeStore(config, failures or SuccessOnly())
     for row in rows:
         store.add(row, f"handle {row.ticket.ticket_id}")
     return store
@@ -76,6 +78,65 @@ def test_sampling_is_a_function_of_contents_and_seed():
     assert draw[0] == draw[1] != draw[2]
 
 
+# ------------------------------------------------------------------------------------------------ failures
+
+
+def failure(ticket_id: int, start: int = 0, seq: int = 0, task: int = 0, nbytes: int = 10) -> EpisodeSummary:
+    row = summary(ticket_id, task, success=False, nbytes=nbytes)
+    started = dataclasses.replace(row.ticket, init_state_id=start)
+    return dataclasses.replace(row, ticket=started, pair_order=(1, seq))
+
+
+def held_failures(store: EpisodeStore) -> list[int]:
+    return sorted(set(ids(store.sample(99, np.random.SeedSequence(0), success=False))))
+
+
+def dropped(store: EpisodeStore) -> dict[str, float]:
+    return {
+        name.removeprefix("store/dropped_"): value
+        for name, value in store.metrics().items()
+        if "dropped" in name and value
+    }
+
+
+def test_failures_lie_apart_and_neither_part_pushes_the_other_out():
+    rows = [summary(0), summary(1), failure(2, 1), failure(3, 2), failure(4, 3), failure(9, 4, nbytes=99)]
+    store = filled(rows, max_bytes=20, failures=Mixed(), max_failure_bytes=20)
+    assert sorted(ids(store.sample(9, np.random.SeedSequence(0)))) == [0, 1] and len(store) == 2
+    assert held_failures(store) == [3, 4]
+    assert dropped(store) == {"evicted_failure": 1, "too_large_failure": 1}
+    assert (store.metrics()["store/failures"], store.metrics()["store/failure_bytes"]) == (2, 20)
+
+
+def test_a_pair_has_a_quota_of_failures_and_the_later_ones_stay_out():
+    store = filled([failure(i, start=i) for i in range(5)] + [failure(5, 9, seq=1)], failures=Mixed(per_pair=3))
+    assert held_failures(store) == [0, 1, 2, 5]
+    assert dropped(store) == {"pair_quota_failure": 2}
+
+
+def test_a_start_has_a_quota_of_failures_and_its_oldest_makes_room():
+    rows = [failure(i, start=7, seq=i) for i in range(4)] + [failure(4, start=7, seq=4, task=1)]
+    store = filled(rows, failures=Mixed(per_start=2))
+    assert held_failures(store) == [2, 3, 4], "the same number of another task is another start"
+    assert dropped(store) == {"start_quota_failure": 2}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 60), st.booleans()), max_size=40))
+def test_quotas_hold_whatever_comes_and_every_failure_is_held_or_counted(rows):
+    failed = [failure(i, start, seq, nbytes=n) for i, (start, seq, n, _) in enumerate(rows)]
+    made = [dataclasses.replace(row, success=ok) for row, (*_, ok) in zip(failed, rows, strict=True)]
+    store = filled(made, 150, Mixed(per_pair=4, per_start=2), 100)
+    held = [made[i] for i in held_failures(store)]
+    assert all(n <= 4 for n in Counter(row.pair_order for row in held).values())
+    assert all(n <= 2 for n in Counter(row.ticket.init_state_id for row in held).values())
+    assert sum(row.nbytes for row in held) <= 100
+    assert len(store) + len(held) + sum(dropped(store).values()) == len(made)
+
+
+# ------------------------------------------------------------------------------------------------ files, state
+
+
 def real_episode(ticket_id: int = 0):
     return rollout(CountingEnv(CountingConfig(), "train"), CountingPolicy(), ticket(ticket_id), pair())
 
@@ -104,19 +165,34 @@ def test_a_killed_write_leaves_no_episode_file(tmp_path: Path, monkeypatch):
 
 
 def test_state_restores_contents_samples_and_counters_through_json(tmp_path: Path):
-    store = EpisodeStore(StoreConfig())
+    store = EpisodeStore(StoreConfig(), SuccessOnly())
     for i in range(4):
         episode = real_episode(i)
         store.add(summarise(episode), episode)
     store.add(summary(9, success=False), None)
     state = json.loads(json.dumps(store.state(tmp_path, save_episode)))
     assert sorted(EpisodeStore.files(state)) == sorted(path.name for path in tmp_path.glob("*.npz"))
-    other = EpisodeStore(StoreConfig())
+    other = EpisodeStore(StoreConfig(), SuccessOnly())
     other.load_state(state, tmp_path, load_episode)
     assert other.metrics() == store.metrics()
     before, after = (s.sample(3, np.random.SeedSequence(5)) for s in (store, other))
     assert [e.ticket for e in before] == [e.ticket for e in after]
     assert json.loads(json.dumps(other.state(tmp_path, save_episode))) == state
+
+
+def test_failures_are_restored_with_the_rest(tmp_path: Path):
+    store = EpisodeStore(StoreConfig(), Mixed())
+    for i in range(3):
+        episode = dataclasses.replace(real_episode(i), success=i == 0)
+        store.add(dataclasses.replace(summarise(episode), success=i == 0), episode)
+    state = json.loads(json.dumps(store.state(tmp_path, save_episode)))
+    assert len(EpisodeStore.files(state)) == 3 == len(list(tmp_path.glob("*.npz")))
+    other = EpisodeStore(StoreConfig(), Mixed())
+    other.load_state(state, tmp_path, load_episode)
+    assert other.metrics() == store.metrics() and other.metrics()["store/failures"] == 2
+    drawn = [s.sample(2, np.random.SeedSequence(1), success=False) for s in (store, other)]
+    assert [e.ticket for e in drawn[0]] == [e.ticket for e in drawn[1]]
+    assert not any(episode.success for episode in drawn[1])
 
 
 def test_an_episode_already_on_disk_is_not_written_again(tmp_path: Path):
@@ -134,4 +210,4 @@ def test_an_episode_already_on_disk_is_not_written_again(tmp_path: Path):
 def test_a_missing_episode_file_is_named(tmp_path: Path):
     state = filled([summary(0)]).state(tmp_path, lambda handle, path: None)
     with pytest.raises(ValueError, match="ticket_000000000_pair_1_0.npz.*gone"):
-        EpisodeStore(StoreConfig()).load_state(state, tmp_path, load_episode)
+        EpisodeStore(StoreConfig(), SuccessOnly()).load_state(state, tmp_path, load_episode)

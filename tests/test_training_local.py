@@ -13,17 +13,20 @@ from envs.build import make_env
 from envs.counting import CountingConfig
 from envs.reach import ReachConfig
 from learners.actor_config import ActorFlowSDEConfig
-from learners.video_sft import VideoSFTConfig
+from learners.video_config import Mixed, OutcomeConditioned, PretrainingReplayConfig, VideoSFTConfig
 from tests.fakes import CountingPolicy, FakeActor, FakeVideo
 from wamrl_ray import checkpoint
 from wamrl_ray.broker import WeightBroker
-from wamrl_ray.config import CheckpointConfig, Config, EvaluationConfig, RolloutConfig
+from wamrl_ray.config import CheckpointConfig, Config, ConfigError, EvaluationConfig, RolloutConfig
+from wamrl_ray.demonstrations import save_demonstration
 from wamrl_ray.evaluate import evaluate, wilson
 from wamrl_ray.local import LocalPool, build_local
 from wamrl_ray.policy.wam import WAM, WAMConfig
+from wamrl_ray.preflight import check_run
 from wamrl_ray.run import System, run_training
 from wamrl_ray.store import load_episode, save_episode
 from wamrl_ray.training import TrainingLoop
+from wamrl_ray.types import Demonstration
 
 COUNTING = Config(
     env=CountingConfig(),
@@ -126,6 +129,30 @@ def test_earlier_successes_are_replayed_in_the_configured_share(tmp_path: Path):
             assert old == (new or 2), "half are replayed; without new ones, half an iteration's worth"
             kinds.add(bool(new))
     assert kinds == {True, False}, "the run had iterations with and without new successes"
+
+
+def test_failures_join_the_successes_only_where_the_config_asks(tmp_path: Path):
+    mixed = VideoSFTConfig(failures=Mixed(share=0.25, per_pair=2))
+    for name, video in (("plain", VideoSFTConfig()), ("mixed", mixed)):
+        system = counting(tmp_path / name, dataclasses.replace(COUNTING, video_learner=video))
+        system.start()
+        seen = []
+        for _ in range(6):
+            before = len(system.video.calls)
+            metrics = system.step()
+            starts = {t: system.office._train_state(t // 2 % 2, t // 4) for t in range(4 * system.iteration)}
+            failed = metrics["video/failed_episodes"]
+            if len(system.video.calls) == before:
+                assert failed == 0, "failures alone are no update"
+                continue
+            given = system.video.calls[-1][2]
+            odd = [t for t in given if starts[t] % 2]
+            assert len(odd) == failed and given[len(given) - len(odd) :] == odd, "only even starts succeed"
+            if failed:  # the share of windows that the learner is to draw, rounded up to whole episodes
+                assert failed == -(-(len(given) - failed) // 3)
+            seen.append(failed)
+        assert (max(seen) > 0) == (name == "mixed")
+        assert (system.store.metrics()["store/failures"] > 0) == (name == "mixed")
 
 
 def test_every_metric_is_finite_and_named_by_its_part(tmp_path: Path):
@@ -345,6 +372,38 @@ def test_the_real_policy_trains_to_equal_digests_twice_and_across_stop_and_resum
     resumed = run_training(reach(tmp_path / "c"), iterations=2, resume="auto")
     assert digests(resumed) == digests(runs[0])
     assert resumed["final_success"] == runs[0]["final_success"]
+
+
+def test_failures_and_replayed_demonstrations_leave_a_run_resumable(tmp_path: Path):
+    demo = Demonstration(
+        env="reach", simulator="none", task_id=0, init_state_id=0, seed=0, instruction="reach the red circle",
+        success=True, frames=np.full((3, 1, 32, 32, 3), 90, np.uint8), obs_step=np.int32([0, 2, 4]),
+        state=np.zeros((5, 2), np.float32), action=np.zeros((4, 2), np.float32), label=np.zeros((4, 2), np.float32),
+    )  # fmt: skip
+    (tmp_path / "demos").mkdir()
+    save_demonstration(demo, tmp_path / "demos" / "demo_00_000_00000.npz")
+    video = dataclasses.replace(
+        REACH.video_learner, failures=OutcomeConditioned(), kl_target=0.01,
+        pretraining=PretrainingReplayConfig(path=str(tmp_path / "demos")),
+    )  # fmt: skip
+    config = dataclasses.replace(REACH, video_learner=video, evaluation=EvaluationConfig(episodes=0))
+    seen: list[dict[str, float]] = []
+    whole = run_training(reach(tmp_path / "a", config), iterations=3, on_metrics=lambda i, m: seen.append(m))
+    assert any(m.get("video/failed_window_share", 0) > 0 for m in seen)
+    assert seen[-1]["video/pretraining_window_share"] == 0.25
+    stopping = reach(tmp_path / "b", config)
+    run_training(stopping, iterations=3, stop_requested=lambda: stopping.iteration == 2)
+    resumed = run_training(reach(tmp_path / "b", config), iterations=3, resume="auto")
+    assert digests(resumed) == digests(whole)
+
+
+@pytest.mark.parametrize(("path", "why"), [("nowhere", "no such folder"), ("empty", "run `wamrl collect` first")])
+def test_missing_demonstrations_are_refused_before_anything_starts(tmp_path: Path, path: str, why: str):
+    (tmp_path / "empty").mkdir()
+    replay = PretrainingReplayConfig(path=str(tmp_path / path))
+    config = dataclasses.replace(REACH, base="tiny_reach", video_learner=VideoSFTConfig(pretraining=replay))
+    with pytest.raises(ConfigError, match=rf"video_learner.pretraining.path = '{tmp_path / path}': .*{why}"):
+        check_run(config)
 
 
 def test_another_seed_gives_other_digests(tmp_path: Path):

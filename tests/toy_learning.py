@@ -9,11 +9,15 @@ import torch
 
 from learners.actor_config import ActorFlowSDEConfig
 from learners.actor_flow_sde import ActorFlowSDELearner
-from learners.video_sft import VideoSFTConfig, VideoSFTLearner
+from learners.video_batch import VideoBatch, of_episodes
+from learners.video_config import VideoSFTConfig
+from learners.video_sampling import is_held_out
+from learners.video_sft import VideoSFTLearner
+from learners.windows import Windows, make_windows
 from wamrl_ray.policy.flow_sde import SamplerConfig
 from wamrl_ray.policy.wam import WAM, WAMConfig
 from wamrl_ray.rewards.reconstruction import RewardConfig
-from wamrl_ray.types import Episode, Pair, Ticket
+from wamrl_ray.types import Demonstration, Episode, Pair, Ticket
 
 SAMPLER = SamplerConfig()
 
@@ -93,9 +97,39 @@ def actor(
     return learner
 
 
-def video(**config: Any) -> VideoSFTLearner:
-    defaults = {"lr": 1e-3, "batch_size": 4, "steps_per_update": 3, "probe_windows": 4}
-    return VideoSFTLearner(VideoSFTConfig(**(defaults | config)), tiny(), tiny(), run_seed=0)
+def video(*, windows: Windows | None = None, **config: Any) -> VideoSFTLearner:
+    defaults = {"lr": 1e-3, "batch_size": 4, "steps_per_update": 3, "probe_windows": 4, "held_out_share": 0.0}
+    config = {**defaults, **config}
+    return VideoSFTLearner(VideoSFTConfig(**config), tiny(), tiny(), run_seed=0, pretraining=windows)
+
+
+def batch_of(episodes: list[Episode], picks: list[tuple[int, int]]) -> VideoBatch:
+    return of_episodes(episodes, picks, tiny().spec)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def share_that_holds_out_some(starts: range) -> tuple[float, list[int]]:
+    """A share at which at least one of the starts of task 0 is held out and at least one is not."""
+    for share in (0.3, 0.5, 0.7):
+        held = [start for start in starts if is_held_out(0, 0, start, share)]
+        if 0 < len(held) < len(starts):
+            return share, held
+    raise AssertionError("no such share")
+
+
+def demonstration_windows() -> Windows:
+    """Four windows of one demonstration with another instruction than the episodes'."""
+    steps = 8
+    places = np.random.default_rng(5).uniform(0.1, 0.9, (steps + 1, 2))
+    demo = Demonstration(
+        env="reach", simulator="none", task_id=0, init_state_id=0, seed=0, instruction="reach the circle", success=True,
+        frames=np.stack([picture(p) for p in places[::2]]), obs_step=np.arange(0, steps + 1, 2, dtype=np.int32),
+        state=np.float32(places), action=np.zeros((steps, 2), np.float32), label=np.zeros((steps, 2), np.float32),
+    )  # fmt: skip
+    return make_windows([demo], WAMConfig.debug())
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -114,11 +114,15 @@ class LearnerHost:
     def _build(self, device: str) -> VideoSFTLearner | ActorFlowSDELearner:
         from learners.actor_flow_sde import ActorFlowSDELearner
         from learners.video_sft import VideoSFTLearner
+        from wamrl_ray.pretraining import pretraining_windows
 
         config, base = self._config, self._policy_of(self._config)
         if self._component == "world":
-            reference = self._policy_of(config)
-            return VideoSFTLearner(config.video_learner, base, reference, run_seed=config.seed, device=device)
+            video, reference = config.video_learner, self._policy_of(config)
+            pretraining = pretraining_windows(video.pretraining, base.config)
+            return VideoSFTLearner(
+                video, base, reference, run_seed=config.seed, pretraining=pretraining, device=device
+            )
         return ActorFlowSDELearner(
             config.actor_learner, config.sampler, config.reward, base, run_seed=config.seed, device=device
         )

@@ -20,7 +20,7 @@ from envs.counting import CountingConfig
 from envs.libero import LiberoConfig
 from envs.reach import ReachConfig
 from learners.actor_config import ActorFlowSDEConfig
-from learners.video_sft import VideoSFTConfig
+from learners.video_config import VideoSFTConfig
 from wamrl_ray.config_files import ConfigError, ConfigTree, load_tree
 from wamrl_ray.policy.flow_sde import SamplerConfig
 from wamrl_ray.rewards.reconstruction import RewardConfig
@@ -67,10 +67,14 @@ class RolloutConfig:
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
     max_bytes: int = 2 * 1024**3
-    "episodes kept for the video learner, in bytes of their arrays; the oldest of the best-filled task leaves first"
+    "successes kept for the video learner, in bytes of their arrays; the oldest of the best-filled task leaves first"
+    max_failure_bytes: int = 512 * 1024**2
+    "the same for failures, where `video_learner.failures` asks for any: they never push a success out"
 
     def __post_init__(self) -> None:
         require(self.max_bytes > 0, "store.max_bytes", self.max_bytes, "use a positive number of bytes")
+        failures = self.max_failure_bytes
+        require(failures > 0, "store.max_failure_bytes", failures, "use a positive number of bytes")
 
 
 @dataclass(frozen=True, kw_only=True)

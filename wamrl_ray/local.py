@@ -25,6 +25,7 @@ from wamrl_ray.evaluate import evaluate
 from wamrl_ray.local_lockstep import LockstepPool
 from wamrl_ray.policy.bases import load_base
 from wamrl_ray.policy.wam import WAM
+from wamrl_ray.pretraining import pretraining_windows
 from wamrl_ray.rollout import EpisodeSummary, rollout, summarise
 from wamrl_ray.run import System
 from wamrl_ray.store import load_episode, save_episode
@@ -42,11 +43,14 @@ def build_local(
     """Everything of a run in this process; close() the result.
 
     `policy` makes a fresh copy of the base policy; by default it loads `config.base`.  `lockstep` acts all episodes of
-    an iteration side by side (see `local_lockstep.py`).  Raises ValueError for a base
-    that is missing or does not fit the environment.
+    an iteration side by side (see `local_lockstep.py`).  Raises ValueError for a base that is missing or does not fit
+    the environment, and for demonstrations to replay that are missing or do not fit.
     """
     torch.set_num_threads(config.threads)
     base = policy or (lambda: load_base(config.base, config.sampler))
+    world_device, actor_device = learner_devices(config.device)
+    video = base()
+    pretraining = pretraining_windows(config.video_learner.pretraining, video.config)
     broker = WeightBroker(config.broker, run_dir / "epoch.json")
 
     def env_of(split: Split) -> ChunkEnv:
@@ -57,7 +61,6 @@ def build_local(
         pool = LockstepPool(env_of, base(), broker)
     else:
         pool = LocalPool(env_of, base(), broker, config.rollout.max_attempts)
-    world_device, actor_device = learner_devices(config.device)
     return System(
         config,
         run_dir,
@@ -65,7 +68,9 @@ def build_local(
         tasks=pool.tasks,
         pool=pool,
         video=LocalVideo(
-            VideoSFTLearner(config.video_learner, base(), base(), run_seed=config.seed, device=world_device)
+            VideoSFTLearner(
+                config.video_learner, video, base(), run_seed=config.seed, pretraining=pretraining, device=world_device
+            )
         ),
         actor=LocalActor(
             ActorFlowSDELearner(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wamrl_ray.config_files import ConfigError
+from wamrl_ray.pretraining import check_pretraining
 from wamrl_ray.types import EnvSpec, PolicySpec, Split
 
 if TYPE_CHECKING:
@@ -21,10 +22,14 @@ ENV_NAMES = "reach, counting, or a LIBERO suite such as libero_object"
 
 
 def check_run(config: Config) -> EnvSpec:
-    """Base, environment, their fit, and the renderer.  Returns the environment's spec."""
+    """Base, environment, their fit, demonstrations to replay, and the renderer.  Returns the environment's spec."""
     policy = load_policy(config.base, config.sampler)
     env_spec = describe_env(config.env)
     check_fit(policy.spec, env_spec, config.base)
+    try:
+        check_pretraining(config.video_learner.pretraining, policy.config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     check_renderer(config.env)
     return env_spec
 

@@ -3,7 +3,7 @@
 `local.py` and `cluster.py` build a `System` from their own pool, ports and broker; everything after that is here.
 
     <run_dir>/  config.json  epoch.json  summary.json  evaluation/{base,final,iteration_N}.json
-                checkpoints/iter_N/  episodes/*.npz (the store's successes, kept while a checkpoint lists them)
+                checkpoints/iter_N/  episodes/*.npz (the store's, kept while a checkpoint lists them)
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class System:
         self.config, self.run_dir, self.env_spec = config, run_dir, env_spec
         self.pool, self.video, self.actor, self.broker = pool, video, actor, broker
         self.office = TicketOffice(config.seed, env_spec, config.rollout, tasks)
-        self.store = EpisodeStore(config.store)
+        self.store = EpisodeStore(config.store, config.video_learner.failures)
         self.loop = TrainingLoop(
             run_seed=config.seed,
             office=self.office,
@@ -66,6 +66,7 @@ class System:
             actor=actor,
             broker=broker,
             replay=config.video_learner.replay,
+            failure_share=config.video_learner.failures.share,
         )
         self.base_evaluation: dict[str, Any] | None = None
         self.close = close

@@ -1,7 +1,7 @@
 """One iteration of synchronous post-training: tickets in, a committed pair out.
 
         TicketOffice ──tickets──► RolloutPool ──(summary, handle)──► EpisodeStore
-             ▲                        ▲                                │ successes        │ all
+             ▲                        ▲                                │ for SFT          │ all
              │                        │ pair                           ▼                  ▼
              │                   WeightBroker ◄──staged world── VideoPort   ActorPort ──staged actor──┐
              │                        ▲   └────── commit: interface, digests, feature drift ◄─────────┘
@@ -18,6 +18,7 @@ inside a handle, only at the EpisodeSummary beside it, and never knows which she
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -52,7 +53,7 @@ class VideoPort(Protocol):
     "interface digest of the policy it trains"
 
     def update(self, handles: Sequence[Handle], index: int) -> Future[Metrics]:
-        """One SFT update on these successful episodes; metrics named `video/…`."""
+        """One SFT update on these episodes, failures only where its config asks for them; metrics named `video/…`."""
 
     def export(self) -> Future[Snapshot]: ...
 
@@ -132,10 +133,13 @@ class TrainingLoop:
         actor: ActorPort,
         broker: Broker,
         replay: float,
+        failure_share: float = 0.0,
         update_deadline_s: float = 3600.0,
     ) -> None:
-        """`replay`: share of the video learner's episodes that are earlier successes (`VideoSFTConfig.replay`)."""
+        """`replay`: share of the video learner's successes that are earlier ones (`VideoSFTConfig.replay`);
+        `failure_share`: of its windows that come from failures (`VideoSFTConfig.failures`)."""
         self._run_seed, self._replay, self._deadline_s = run_seed, replay, update_deadline_s
+        self._failure_share = failure_share
         self._office, self._pool, self._store, self._broker = office, pool, store, broker
         self._video, self._actor = video, actor
         self.iteration = 0
@@ -160,9 +164,7 @@ class TrainingLoop:
         rolled_out = time.monotonic()
         metrics = self._admit(results)
 
-        sft_handles, replayed = self._sft_batch(results)
-        for summary, handle in results:
-            self._store.add(summary, handle)
+        sft_handles, outcomes = self._sft_batch(results)
         updates = {"actor update": self._actor.update([handle for _, handle in results], self.iteration)}
         if sft_handles:
             updates["video update"] = self._video.update(sft_handles, self.iteration)
@@ -177,8 +179,7 @@ class TrainingLoop:
         metrics |= {
             "broker/committed": float(committed),
             "video/skipped": float(not sft_handles),
-            "video/new_episodes": float(len(sft_handles) - replayed),
-            "video/replayed_episodes": float(replayed),
+            **outcomes,
             "time/rollout_s": rolled_out - started,
             "time/update_s": updated - rolled_out,
             "time/publish_s": time.monotonic() - updated,
@@ -226,16 +227,31 @@ class TrainingLoop:
             "rollout/total_env_steps": float(self.env_steps),
         }
 
-    def _sft_batch(self, results: Sequence[tuple[EpisodeSummary, Handle]]) -> tuple[list[Handle], int]:
-        """This iteration's successes, and earlier ones in the share `replay`; without new ones, `replay` of a full
-        iteration.  -> (handles, how many of them are replayed).  Call before the new ones enter the store."""
+    def _sft_batch(self, results: Sequence[tuple[EpisodeSummary, Handle]]) -> tuple[list[Handle], Metrics]:
+        """The iteration's episodes enter the store and the video learner's are picked; -> (handles, how many of each).
+
+        New successes all, and earlier ones in the share `replay`; without new ones, `replay` of a full iteration.  If
+        the learner asks for failures, so many from the store, new ones among them, that windows come in about its
+        share; none without a success, because an update needs one.
+        """
         new = [handle for summary, handle in results if summary.success]
         if new and self._replay < 1:
             wanted = round(len(new) * self._replay / (1 - self._replay))
         else:
             wanted = round(len(results) * self._replay)
-        earlier = self._store.sample(wanted, seed_sequence(self._run_seed, self.iteration, "replay"))
-        return new + earlier, len(earlier)
+        seed = seed_sequence(self._run_seed, self.iteration, "replay")
+        earlier = self._store.sample(wanted, seed)
+        for summary, handle in results:
+            self._store.add(summary, handle)
+        successes, share = new + earlier, self._failure_share
+        # Rounded up: with any success and any stored failure there is one to draw windows from.
+        wanted = math.ceil(len(successes) * share / (1 - share))
+        failed = self._store.sample(wanted, seed.spawn(1)[0], success=False) if wanted else []
+        return successes + failed, {
+            "video/new_episodes": float(len(new)),
+            "video/replayed_episodes": float(len(earlier)),
+            "video/failed_episodes": float(len(failed)),
+        }
 
     def _publish(self, pair: Pair, world_trained: bool) -> bool:
         """Stage what was trained, commit, and tell the actor learner; True if a new pair was published."""

@@ -169,9 +169,11 @@ class WAM(nn.Module):
         noise = [torch.randn(shape, generator=torch.Generator().manual_seed(int(seed))) for seed in world_seed]
         return torch.stack(noise).to(self.device)
 
-    def world_forward(self, obs: ObsLatents, future: Tensor, sigma: Tensor) -> WorldOutput:
-        """One pass of the video DiT over clean memory and the noisy future at sigma (B,)."""
-        out: WorldOutput = self.world(obs.memory, future, sigma, obs.text, obs.text_mask)
+    def world_forward(
+        self, obs: ObsLatents, future: Tensor, sigma: Tensor, outcome: Tensor | None = None
+    ) -> WorldOutput:
+        """One pass of the video DiT over clean memory and the noisy future at sigma (B,); outcome as in WorldModel."""
+        out: WorldOutput = self.world(obs.memory, future, sigma, obs.text, obs.text_mask, outcome)
         return out
 
     def flow_weight(self, sigma: Tensor) -> Tensor:

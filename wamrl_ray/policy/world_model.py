@@ -56,7 +56,7 @@ class WorldOutput:
 
 
 class WorldModel(LTXVideoTransformer3DModel):
-    """`forward(memory, future, sigma, text, text_mask) -> WorldOutput`."""
+    """`forward(memory, future, sigma, text, text_mask, outcome) -> WorldOutput`."""
 
     def __init__(
         self, config: WorldConfig, *, channels: int, text_width: int, tokens_per_frame: int, views: int
@@ -79,8 +79,14 @@ class WorldModel(LTXVideoTransformer3DModel):
         if config.learned_positions:
             self.position_embed = nn.Parameter(0.1 * torch.randn(tokens_per_frame, config.width))
 
-    def forward(self, memory: Tensor, future: Tensor, sigma: Tensor, text: Tensor, text_mask: Tensor) -> WorldOutput:
-        """memory (B, V, M, gh, gw, C), noisy future (B, V, F, gh, gw, C), sigma (B,), text (B, L, w), mask (B, L)."""
+    def forward(
+        self, memory: Tensor, future: Tensor, sigma: Tensor, text: Tensor, text_mask: Tensor,
+        outcome: Tensor | None = None,
+    ) -> WorldOutput:  # fmt: skip
+        """memory (B, V, M, gh, gw, C), noisy future (B, V, F, gh, gw, C), sigma (B,), text (B, L, w), mask (B, L).
+
+        outcome (B, width) is added to every token of its sample; None, and zeros, mean success.
+        """
         batch, views, num_memory, grid_h, grid_w, channels = memory.shape
         num_frames, per_frame = num_memory + future.shape[2], grid_h * grid_w
         tokens = torch.cat([memory, future], dim=2).reshape(batch * views, num_frames * per_frame, channels)
@@ -88,6 +94,8 @@ class WorldModel(LTXVideoTransformer3DModel):
         hidden = self.proj_in(tokens)
         if self.sizes.learned_positions:
             hidden = hidden + self.position_embed.repeat(num_frames, 1)
+        if outcome is not None:
+            hidden = hidden + outcome.repeat_interleave(views, 0)[:, None]
         ada, embedded = self._modulation(sigma, views, num_memory * per_frame, future.shape[2] * per_frame)
         width, heads = hidden.shape[-1], self.sizes.heads
         rope = video_rope(width, num_frames, grid_h, grid_w, self.sizes.rope_scale, hidden.device)
