@@ -143,7 +143,9 @@ def test_the_learned_std_grows_with_the_head_within_its_bounds(config: SamplerCo
     std = bounded_std(torch.tensor(sorted(raw)), config)
     assert std.dtype == torch.float32 and bool((std.diff() >= 0).all())
     assert float(std.min()) >= config.std_min * (1 - 1e-6) and float(std.max()) <= config.std_max * (1 + 1e-6)
-    far = bounded_std(torch.tensor([-30.0, 0.0, 30.0], dtype=torch.bfloat16), config)
+    half = torch.tensor([-0.7, 0.3], dtype=torch.bfloat16)
+    assert torch.equal(bounded_std(half, config), bounded_std(half.float(), config))
+    far = bounded_std(torch.tensor([-30.0, 0.0, 30.0]), config)
     middle = math.sqrt(config.std_min * config.std_max)
     np.testing.assert_allclose(far, [config.std_min, middle, config.std_max], rtol=1e-6)
 
