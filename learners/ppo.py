@@ -96,7 +96,7 @@ class PPO:
             log_pi, old, log_weight = (x.sum(dim=1, keepdim=True) for x in (log_pi, old, log_weight))
         scale = self._clip_scale.to(step.device)[step] if config.ratio == "step" else torch.ones_like(log_pi)
         surrogate, clipped = ppo_clip(
-            log_pi - old,
+            log_pi - old.detach(),
             estimate.advantage[own][:, None],
             clip_low=config.clip_low * scale,
             clip_high=config.clip_high * scale,

@@ -45,24 +45,25 @@ def group_advantage(episode_return: Tensor, group: Tensor) -> Tensor:
     """
     _, member = torch.unique(group, return_inverse=True)
     size = int(member.max()) + 1 if len(member) else 0
+    exact = episode_return.double()
 
     def mean(x: Tensor) -> Tensor:
         total = torch.zeros(size, dtype=x.dtype, device=x.device).index_add_(0, member, x)
         count = torch.zeros(size, dtype=x.dtype, device=x.device).index_add_(0, member, torch.ones_like(x))
         return (total / count)[member]
 
-    centred = episode_return - mean(episode_return)
-    # Rounding of the mean must not become an advantage of order 1 in a group of equal returns.
-    centred = torch.where(centred.abs() <= 1e-6 * (1.0 + episode_return.abs()), torch.zeros_like(centred), centred)
-    return centred / (mean(centred.square()).sqrt() + 1e-6)
+    # Rounding, of the mean or of the returns, must not become an advantage of order 1 in a group of equal returns.
+    centred = exact - mean(exact)
+    centred = torch.where(centred.abs() <= 1e-6 * (1.0 + exact.abs()), torch.zeros_like(centred), centred)
+    return (centred / (mean(centred.square()).sqrt() + 1e-6)).to(episode_return.dtype)
 
 
 def normalise(advantage: Tensor, mask: Tensor) -> Tensor:
     """Zero mean and unit std over valid entries of the whole update; 0 on padding.  Any shape, mask the same shape."""
-    valid = mask.to(advantage.dtype)
+    valid, exact = mask.double(), advantage.double()  # in FP32 the mean's rounding makes equal advantages differ from 0
     count = valid.sum().clamp(min=1.0)
-    centred = (advantage - (advantage * valid).sum() / count) * valid
-    return centred / (((centred.square()).sum() / count).sqrt() + 1e-5)
+    centred = (exact - (exact * valid).sum() / count) * valid
+    return (centred / ((centred.square().sum() / count).sqrt() + 1e-5)).to(advantage.dtype)
 
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:

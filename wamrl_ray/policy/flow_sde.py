@@ -48,6 +48,8 @@ class SamplerConfig:
             raise ValueError(f"sampler.eta = {self.eta}: use a non-negative noise scale")
         if self.noise not in ("flow_sde", "flow_noise"):
             raise ValueError(f"sampler.noise = {self.noise!r}: use 'flow_sde' or 'flow_noise'")
+        if self.stochastic not in ("one", "all"):
+            raise ValueError(f"sampler.stochastic = {self.stochastic!r}: use 'one' or 'all'")
         if not 0 < self.std_min <= self.std_max:
             raise ValueError(f"sampler.std_min = {self.std_min}: use a positive std, at most std_max = {self.std_max}")
 
@@ -196,7 +198,7 @@ def transition_kl(p: Prediction, q: Prediction, k: int | Tensor, config: Sampler
 def transition_entropy(prediction: Prediction, k: int | Tensor, config: SamplerConfig, mask: Tensor) -> Tensor:
     """Differential entropy of a transition, nats summed over mask, (...,): log std + 1/2 log(2 pi e) per entry."""
     per_entry = torch.log(_std(prediction, k, config)) + 0.5 * math.log(2.0 * math.pi * math.e)
-    return (per_entry * mask).expand(*prediction.velocity.shape[:-2], *mask.shape[-2:]).sum(dim=(-2, -1))
+    return (per_entry * mask).expand_as(prediction.velocity).sum(dim=(-2, -1))
 
 
 # ------------------------------------------------------------------------------------------------ which steps
