@@ -1,4 +1,4 @@
-"""Every algorithm of the actor learner: exact ratios at lr 0, gradients that no micro-batch changes, exact resumption."""
+"""Every algorithm of the actor learner: exact ratios at lr 0, one gradient for all micro-batches, exact resumption."""
 
 from __future__ import annotations
 

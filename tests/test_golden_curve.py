@@ -4,7 +4,7 @@
 do so only when a change of the numbers is meant, and say in the commit why they changed.
 
 Bits belong to one build of torch on one kind of CPU, because the order in which a matrix product is summed does; the
-files say which.  Elsewhere the curves must still agree to a relative 1e-4, so nothing is ever skipped.
+files say which.  Elsewhere the curves must still agree to a relative tolerance, so nothing is ever skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from wamrl_ray.types import Metrics
 FOLDER = Path(__file__).parent / "golden"
 UPDATES = 3
 ELSEWHERE = 1e-4
-"""Relative tolerance on another machine: five digits survive other summation orders over three updates."""
+"""Relative tolerance on another machine; summing in another order was seen to change 1e-5."""
+ELSEWHERE_FEATURE_KL = 0.2
+"""The feature KL's: 4 % was seen.  It starts as the square of steps that AdamW takes in directions whose gradient is
+nothing but rounding, such as the biases of attention keys, and makes as large as any other."""
 
 Curve = dict[str, float]
 """`run/update/metric` -> value, in order."""
@@ -89,7 +92,8 @@ def compare(now: Curve, golden: Curve, *, same_machine: bool) -> None:
         if same_machine:
             assert now[key].hex() == value.hex(), f"{key}: {now[key]} was {value}"
         else:
-            assert now[key] == pytest.approx(value, rel=ELSEWHERE), key
+            tolerance = ELSEWHERE_FEATURE_KL if "feature_kl" in key else ELSEWHERE
+            assert now[key] == pytest.approx(value, rel=tolerance), key
 
 
 @pytest.mark.parametrize("name", CURVES)

@@ -118,7 +118,8 @@ def gradients(learner: ActorFlowSDELearner, episodes: Sequence[Episode]) -> list
     apply, parameters = learner.optimizer.apply, learner.optimizer.parameters
 
     def watched() -> float:
-        taken.append(torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters]))
+        flat = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters]
+        taken.append(torch.cat(flat))
         return apply()
 
     learner.optimizer.apply = watched  # type: ignore[method-assign]
