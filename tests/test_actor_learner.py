@@ -17,12 +17,10 @@ from learners.critic import Critic
 from learners.gae import GAEConfig, GAEEstimator
 from learners.ppo import PPOConfig
 from learners.transitions import log_probs, predict, transitions
-from tests.toy_learning import SAMPLER, act, actor, equal, pair_of, tiny, toy_episodes
+from tests.toy_learning import SAMPLER, act, actor, equal, moved, pair_of, tiny, toy_episodes
 from wamrl_ray.policy.flow_sde import SamplerConfig
-from wamrl_ray.policy.wam import WAM
-from wamrl_ray.policy.weights import to_snapshot
 from wamrl_ray.rewards.reconstruction import RewardConfig
-from wamrl_ray.types import Episode, Snapshot
+from wamrl_ray.types import Episode
 
 
 def critic_of(learner: ActorFlowSDELearner) -> Critic:
@@ -194,15 +192,10 @@ def test_a_refused_batch_leaves_the_learners_own_weights_in_place(episodes: list
     assert learner.export().digest == trained
 
 
-def moved_world(policy: WAM) -> Snapshot:
-    """Another world of the same shape."""
-    return to_snapshot("world", {k: v + 0.03 for k, v in policy.world.state_dict().items()})
-
-
 def test_after_a_rebase_behaviour_is_still_scored_at_the_behaviour_weights(episodes: list[Episode]) -> None:
     learner = actor(lr=0)
     base_world = learner.trained_against_world
-    new = moved_world(learner.policy)
+    new = moved(learner.policy, "world")
     learner.rebase(new)
     assert learner.trained_against_world == base_world
     metrics = learner.update(episodes, index=0)
@@ -234,7 +227,7 @@ def test_the_actor_state_round_trips_bit_for_bit(episodes: list[Episode]) -> Non
             parameter.mul_(1.0 if not parameter.requires_grad else 1.1)
     resumed = actor(other)
     learner.update(episodes, index=0)
-    learner.rebase(moved_world(learner.policy))
+    learner.rebase(moved(learner.policy, "world"))
     resumed.load_state(pickle.loads(pickle.dumps(learner.state())))
     assert equal(resumed.state(), learner.state())
     assert resumed.update(episodes, index=1) == learner.update(episodes, index=1)

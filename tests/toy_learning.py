@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from learners.actor_config import ActorFlowSDEConfig
 from learners.actor_flow_sde import ActorFlowSDELearner
+from learners.clip import ClipFrames
+from learners.labels import LabelledBatch, Labeller, label_episodes
 from learners.video_batch import VideoBatch, of_episodes
 from learners.video_config import VideoSFTConfig
 from learners.video_sampling import is_held_out
@@ -16,8 +19,9 @@ from learners.video_sft import VideoSFTLearner
 from learners.windows import Windows, make_windows
 from wamrl_ray.policy.flow_sde import SamplerConfig
 from wamrl_ray.policy.wam import WAM, WAMConfig
+from wamrl_ray.policy.weights import to_snapshot
 from wamrl_ray.rewards.reconstruction import RewardConfig
-from wamrl_ray.types import Demonstration, Episode, Pair, Ticket
+from wamrl_ray.types import Demonstration, Episode, Pair, Snapshot, Ticket, seed_sequence
 
 SAMPLER = SamplerConfig()
 
@@ -78,10 +82,10 @@ def act(
     )  # fmt: skip
 
 
-def toy_episodes() -> list[Episode]:
+def toy_episodes(policy: WAM | None = None, seq: int = 0) -> list[Episode]:
     """Six episodes, two of each of three starts; the even ones succeed and have 2 decisions, the odd ones have 3."""
-    policy = tiny()
-    pair = pair_of(policy)
+    policy = policy or tiny()
+    pair = pair_of(policy, seq)
     return [act(policy, pair, i, decisions=2 + i % 2, success=i % 2 == 0, init_state_id=i // 2) for i in range(6)]
 
 
@@ -130,6 +134,36 @@ def demonstration_windows() -> Windows:
         state=np.float32(places), action=np.zeros((steps, 2), np.float32), label=np.zeros((steps, 2), np.float32),
     )  # fmt: skip
     return make_windows([demo], WAMConfig.debug())
+
+
+def moved(policy: WAM, component: Literal["world", "actor"], by: float = 0.03) -> Snapshot:
+    """Other weights of the same shapes."""
+    return to_snapshot(component, {k: v + by for k, v in policy.component(component).state_dict().items()})
+
+
+def labelled(learner: ActorFlowSDELearner, episodes: Sequence[Episode]) -> list[LabelledBatch]:
+    """The micro-batches that `update` would make at index 0."""
+    labeller = Labeller(
+        policy=learner.policy, metric=learner.metric, reward=learner.reward, config=learner.config, clip=ClipFrames()
+    )
+    rng = np.random.default_rng(seed_sequence(learner.run_seed, 0, "learner"))
+    pairs = list(learner.pairs.values())
+    return label_episodes(labeller, episodes, pairs, world=learner.world, base=learner.base, rng=rng)
+
+
+def gradients(learner: ActorFlowSDELearner, episodes: Sequence[Episode]) -> list[torch.Tensor]:
+    """The gradient of every step of an update before it is clipped, each as one flat vector."""
+    taken: list[torch.Tensor] = []
+    apply, parameters = learner.optimizer.apply, learner.optimizer.parameters
+
+    def watched() -> float:
+        flat = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters]
+        taken.append(torch.cat(flat))
+        return apply()
+
+    learner.optimizer.apply = watched  # type: ignore[method-assign]
+    learner.update(episodes, index=0)
+    return taken
 
 
 def equal(a: Any, b: Any) -> bool:
