@@ -178,6 +178,7 @@ def as_markdown() -> str:
         "# Metrics",
         "",
         "One line per iteration in a run folder's `metrics.jsonl`, and the same names in TensorBoard.",
+        "The learners' equations are in `learners.md`.",
         "",
         "| name | unit | meaning |",
         "|---|---|---|",
