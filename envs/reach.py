@@ -77,6 +77,9 @@ class ReachEnv(ChunkEnv):
         """The world has no randomness of its own: `seed` changes nothing."""
         self._goal = task_id
         self._point, self._discs = layout(init_state_id, self._config.radius)
+        self._still = np.tile(np.asarray(BACKGROUND, np.float64), (*np.broadcast_shapes(self._x.shape, self._y.shape), 1))
+        for disc, (_, colour) in zip(self._discs, COLOURS, strict=True):
+            self._draw(self._still, disc, self._config.radius, colour)
 
     def _step(self, action: NDArray[np.float32], capture: bool) -> tuple[float, bool, bool]:
         move = self._config.speed * np.clip(action.astype(np.float64), -1, 1)
@@ -86,9 +89,7 @@ class ReachEnv(ChunkEnv):
         return float(success), success, bool(inside.any())
 
     def _frames(self) -> Frames:
-        image = np.tile(np.asarray(BACKGROUND, np.float64), (*np.broadcast_shapes(self._x.shape, self._y.shape), 1))
-        for disc, (_, colour) in zip(self._discs, COLOURS, strict=True):
-            self._draw(image, disc, self._config.radius, colour)
+        image = self._still.copy()
         self._draw(image, self._point, 0.1, AGENT)
         return image.round().astype(np.uint8)[None]
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from diffusers.models.normalization import AdaLayerNormSingle
 from diffusers.models.transformers.transformer_ltx import LTXVideoTransformerBlock
 from torch import Tensor, nn
+
+from wamrl_ray.policy import ltx_block
 
 KeysValues = tuple[tuple[Tensor, Tensor], ...]
 """Per block: keys and values (B, heads, tokens, head_dim)."""
@@ -62,7 +64,7 @@ class ActionExpert(nn.Module):
     def keys_values(self, features: Sequence[Tensor]) -> KeysValues:
         """Cross-attention keys and values of per-block features (B, tokens, feature width)."""
         blocks: list[Any] = list(self.action_blocks)
-        return tuple(_keys_values(block.attn2, f) for block, f in zip(blocks, features, strict=True))
+        return tuple(ltx_block.keys_values(block.attn2, f) for block, f in zip(blocks, features, strict=True))
 
     def forward(self, keys_values: KeysValues, x: Tensor, sigma: Tensor, state_token: Tensor) -> Tensor:
         """x (B, H, D) at noise level sigma (B,), state token (B, D): velocity (B, H, D)."""
@@ -70,52 +72,24 @@ class ActionExpert(nn.Module):
         hidden = self.action_proj_in(torch.cat([state_token[:, None], x], dim=1))
         times = torch.stack([torch.zeros_like(sigma), 1000.0 * sigma], dim=1)
         ada, embedded = self.action_time_embed(times.flatten(), batch_size=batch, hidden_dtype=x.dtype)
-        spread = torch.tensor([1, horizon], device=x.device)
-        ada = ada.reshape(batch, 2, -1).repeat_interleave(spread, dim=1)
+        state_ada, action_ada = ada.reshape(batch, 2, -1).split(1, dim=1)
+        ada = torch.cat([state_ada, action_ada.expand(-1, horizon, -1)], dim=1)
         rope = action_rope(horizon + 1, hidden.shape[-1], self.rope_base, x.device)
         for block, kv in zip(self.action_blocks, keys_values, strict=True):
-            hidden = _run_block(block, hidden, kv, ada, rope)
+            hidden = ltx_block.run_block(block, hidden, ada, rope, kv)
         shift, scale = (self.action_scale_shift_table[None] + embedded.reshape(batch, 2, -1)[:, 1:]).unbind(dim=1)
         out: Tensor = self.action_proj_out(self.norm_out(hidden[:, 1:]) * (1.0 + scale[:, None]) + shift[:, None])
         return out
 
 
+@cache
 def action_rope(length: int, width: int, base: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines (1, length, width), pairs interleaved.
 
     angle = theta^linspace(0, 1, width/2) * pi/2 * (2 pos / base - 1), theta = 1e4 (Genie Envisioner).
     """
-    frequency = 10000.0 ** torch.linspace(0.0, 1.0, width // 2, device=device)
-    position = 2.0 * torch.arange(length, device=device) / base - 1.0
-    angle = (position[:, None] * frequency * (math.pi / 2.0)).repeat_interleave(2, dim=-1)[None]
-    return angle.cos(), angle.sin()
-
-
-def _keys_values(attention: Any, features: Tensor) -> tuple[Tensor, Tensor]:
-    keys = attention.norm_k(attention.to_k(features))
-    values = attention.to_v(features)
-    return _split_heads(keys, attention), _split_heads(values, attention)
-
-
-def _split_heads(x: Tensor, attention: Any) -> Tensor:
-    return x.reshape(*x.shape[:2], attention.heads, -1).transpose(1, 2)
-
-
-def _cross_attend(attention: Any, hidden: Tensor, keys_values: tuple[Tensor, Tensor]) -> Tensor:
-    query = _split_heads(attention.norm_q(attention.to_q(hidden)), attention)
-    mixed = F.scaled_dot_product_attention(query, *keys_values).transpose(1, 2).flatten(2)
-    out: Tensor = attention.to_out[0](mixed)
-    return out
-
-
-def _run_block(
-    block: Any, hidden: Tensor, keys_values: tuple[Tensor, Tensor], ada: Tensor, rope: tuple[Tensor, Tensor]
-) -> Tensor:
-    """The LTX block's forward with its cross-attention fed from cached keys and values (a test holds the two equal)."""
-    table = block.scale_shift_table[None, None] + ada.reshape(*ada.shape[:2], 6, -1)
-    shift_attn, scale_attn, gate_attn, shift_ff, scale_ff, gate_ff = table.unbind(dim=2)
-    attended = block.attn1(block.norm1(hidden) * (1 + scale_attn) + shift_attn, image_rotary_emb=rope)
-    hidden = hidden + attended * gate_attn
-    hidden = hidden + _cross_attend(block.attn2, hidden, keys_values)
-    out: Tensor = hidden + block.ff(block.norm2(hidden) * (1 + scale_ff) + shift_ff) * gate_ff
-    return out
+    with torch.inference_mode(False):  # a training pass may use what an acting one made
+        frequency = 10000.0 ** torch.linspace(0.0, 1.0, width // 2, device=device)
+        position = 2.0 * torch.arange(length, device=device) / base - 1.0
+        angle = (position[:, None] * frequency * (math.pi / 2.0)).repeat_interleave(2, dim=-1)[None]
+        return angle.cos(), angle.sin()

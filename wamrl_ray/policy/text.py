@@ -30,6 +30,7 @@ class TextEncoder(nn.Module):
         self._cache: dict[str, tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
+    @torch.inference_mode(False)  # a training pass may use what an acting one made
     def forward(self, instruction: str) -> tuple[Tensor, Tensor]:
         if instruction not in self._cache:
             tokens = self.tokenizer(

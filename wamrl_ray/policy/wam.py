@@ -225,7 +225,7 @@ class WAM(nn.Module):
         mask[: self.spec.executed, : self.spec.action_dim] = 1.0
         return mask
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def decide(
         self,
         frames: NDArray[np.uint8],

@@ -8,11 +8,14 @@ frames first; memory tokens are clean at network time 0, future tokens noisy at 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import torch
-from diffusers.models.transformers.transformer_ltx import LTXVideoTransformer3DModel
+from diffusers.models.transformers.transformer_ltx import LTXVideoRotaryPosEmbed, LTXVideoTransformer3DModel
 from torch import Tensor, nn
+
+from wamrl_ray.policy import ltx_block
 
 CROSS_VIEW_EVERY = 3
 """Blocks 0, 3, 6, ... attend across views, the others within one (Genie Envisioner)."""
@@ -86,11 +89,12 @@ class WorldModel(LTXVideoTransformer3DModel):
         if self.sizes.learned_positions:
             hidden = hidden + self.position_embed.repeat(num_frames, 1)
         ada, embedded = self._modulation(sigma, views, num_memory * per_frame, future.shape[2] * per_frame)
-        rope = self.rope(hidden, num_frames, grid_h, grid_w, self.sizes.rope_scale)
+        width, heads = hidden.shape[-1], self.sizes.heads
+        rope = video_rope(width, num_frames, grid_h, grid_w, self.sizes.rope_scale, hidden.device)
         caption = self.caption_projection(text)
-        bias = ((1.0 - text_mask) * -10000.0).unsqueeze(1)
+        bias = ((1.0 - text_mask) * -10000.0)[:, None, None].expand(-1, heads, 1, -1)
         within = (ada, rope, caption.repeat_interleave(views, 0), bias.repeat_interleave(views, 0))
-        across = (fold(ada, views), (fold(rope[0], views), fold(rope[1], views)), caption, bias)
+        across = (fold(ada, views), (rope[0].repeat(1, views, 1), rope[1].repeat(1, views, 1)), caption, bias)
 
         features = []
         for i, block in enumerate(self.transformer_blocks):
@@ -110,13 +114,13 @@ class WorldModel(LTXVideoTransformer3DModel):
         """AdaLN parameters (B*V, N, 6 width) and time embeddings (B*V, N, width), spread from two times per sample."""
         batch = sigma.shape[0]
         times = torch.stack([torch.zeros_like(sigma), 1000.0 * sigma], dim=1)
-        ada, embedded = self.time_embed(times.flatten(), batch_size=batch, hidden_dtype=self.dtype)
+        ada, embedded = self.time_embed(times.flatten(), batch_size=batch, hidden_dtype=self.proj_in.weight.dtype)
         view = self.view_embed[:views].repeat(batch, 1)[:, None]
-        spread = torch.tensor([memory_tokens, future_tokens], device=sigma.device)
 
         def per_token(x: Tensor, of_view: Tensor) -> Tensor:
             x = x.reshape(batch, 2, -1).repeat_interleave(views, 0) + of_view
-            return x.repeat_interleave(spread, dim=1)
+            of_memory, of_future = x.split(1, dim=1)
+            return torch.cat([of_memory.expand(-1, memory_tokens, -1), of_future.expand(-1, future_tokens, -1)], dim=1)
 
         return per_token(ada, self.view_ada(view)), per_token(embedded, view)
 
@@ -136,17 +140,21 @@ def unfold(x: Tensor, views: int) -> Tensor:
     return x.reshape(-1, x.shape[1] // views, x.shape[2])
 
 
-Conditions = tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor]
-"""AdaLN parameters, rotary (cos, sin), caption, caption bias of one call."""
+Conditions = tuple[Tensor, ltx_block.Rope, Tensor, Tensor]
+"""AdaLN parameters, rotary (cos, sin), caption, caption bias (B, heads, 1, L) of one call."""
 
 
-def run_block(block: nn.Module, hidden: Tensor, conditions: Conditions) -> Tensor:
+def run_block(block: Any, hidden: Tensor, conditions: Conditions) -> Tensor:
     ada, rope, caption, bias = conditions
-    out: Tensor = block(
-        hidden_states=hidden,
-        encoder_hidden_states=caption,
-        temb=ada,
-        image_rotary_emb=rope,
-        encoder_attention_mask=bias,
-    )
-    return out
+    return ltx_block.run_block(block, hidden, ada, rope, ltx_block.keys_values(block.attn2, caption), bias)
+
+
+@cache
+def video_rope(
+    width: int, frames: int, rows: int, columns: int, scale: tuple[float, float, float], device: torch.device
+) -> ltx_block.Rope:
+    """Cosines and sines (1, frames * rows * columns, width): constants of a grid."""
+    with torch.inference_mode(False):  # a training pass may use what an acting one made
+        of_device = torch.empty(1, device=device)
+        cos, sin = LTXVideoRotaryPosEmbed(width)(of_device, frames, rows, columns, scale)
+    return cos, sin
