@@ -15,7 +15,7 @@ from wamrl_ray.policy.flow_sde import SamplerConfig, gaussian_log_prob, transiti
 from wamrl_ray.policy.normalizer import MIN_HALF_RANGE, Normalizer
 from wamrl_ray.policy.wam import WAM, Context, ObsLatents, WAMConfig
 from wamrl_ray.policy.weights import from_snapshot
-from wamrl_ray.policy.world_model import WorldConfig
+from wamrl_ray.policy.world_model import WorldConfig, fold, unfold, video_rope
 
 TWO_VIEWS = replace(
     WAMConfig.debug(), views=("agent", "wrist"), memory=2, world=WorldConfig(layers=4, heads=2, head_dim=16)
@@ -55,6 +55,42 @@ def test_cached_keys_and_values_give_the_bits_of_the_stock_blocks(policy: WAM) -
     table = expert.action_scale_shift_table[None, None] + embedded.reshape(3, length, 1, -1)
     stock = expert.action_proj_out(expert.norm_out(hidden) * (1 + table[:, :, 1]) + table[:, :, 0])[:, 1:]
     assert torch.equal(ours, stock)
+
+
+@torch.no_grad()
+def test_the_world_models_features_have_the_bits_of_the_stock_blocks() -> None:
+    policy = WAM(TWO_VIEWS, seed=0)
+    world, views, per_frame, sigma = policy.world, 2, policy.config.grid**2, torch.tensor([1.0, 0.5, 0.25])
+    obs, _, _ = observations(policy, 3)
+    future = policy.world_noise([5, 6, 7])
+    ours = policy.world_forward(obs, future, sigma).features
+
+    frames = obs.memory.shape[2] + future.shape[2]
+    tokens = torch.cat([obs.memory, future], dim=2).reshape(3 * views, frames * per_frame, -1)
+    hidden = world.proj_in(tokens) + world.position_embed.repeat(frames, 1)
+    ada, _ = world._modulation(sigma, views, obs.memory.shape[2] * per_frame, future.shape[2] * per_frame)
+    rope = world.rope(hidden, frames, policy.config.grid, policy.config.grid, policy.config.world.rope_scale)
+    caption, bias = world.caption_projection(obs.text), ((1.0 - obs.text_mask) * -10000.0).unsqueeze(1)
+    for i, (block, features) in enumerate(zip(world.transformer_blocks, ours, strict=True)):
+        if i % 3 == 0:  # across the views
+            folded = [fold(x, views) for x in (hidden, ada, *rope)]
+            hidden = unfold(block(folded[0], caption, folded[1], (folded[2], folded[3]), bias), views)
+        else:
+            hidden = block(hidden, caption.repeat_interleave(views, 0), ada, rope, bias.repeat_interleave(views, 0))
+        assert torch.equal(features, fold(hidden, views)), f"block {i}"
+
+
+def test_what_acting_has_cached_can_be_trained_through(policy: WAM) -> None:
+    _, frames, state = observations(policy, 1)
+    video_rope.cache_clear()
+    action_rope.cache_clear()
+    policy.text.forget()
+    policy.decide(frames[0].numpy(), state[0].numpy(), "go", action_seed=0, world_seed=0, stochastic=True)
+    obs = policy.encode(frames, ["go"])
+    context = policy.world_context(obs, [0])
+    policy.velocity(context, torch.zeros(1, 4, 4), torch.ones(1), state).sum().backward()
+    assert policy.world.caption_projection.linear_1.weight.grad is not None
+    assert policy.expert.action_blocks[0].attn1.to_q.weight.grad is not None
 
 
 def test_an_action_has_the_same_bits_whatever_was_decided_before(policy: WAM) -> None:
