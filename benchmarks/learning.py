@@ -62,7 +62,7 @@ def run(job: Job) -> Outcome:
     files = [RUN] if job.preset is None else [f"learners/{job.preset}", RUN]
     config = load_config(files, ["--seed", str(job.seed)])
     with tempfile.TemporaryDirectory() as folder:
-        system = build_local(config, Path(folder))
+        system = build_local(config, Path(folder), lockstep=True)
         try:
             system.start()
             base_world = system.broker.current().world
@@ -176,7 +176,8 @@ def main() -> None:
     for result in outcomes(jobs, args.deadline_s):
         results.append(result)
         name = result.job.preset or "base"
-        print(f"{name} seed {result.job.seed}: {result.successes}/{result.trials}, {result.cpu_s:.1f} CPU s", flush=True)
+        counts = f"{result.successes}/{result.trials}"
+        print(f"{name} seed {result.job.seed}: {counts}, {result.cpu_s:.1f} CPU s", flush=True)
     found = figures(sorted(results, key=lambda result: jobs.index(result.job)))
     found["wall_s"] = round(time.monotonic() - started, 1)
     print(table(found, args.presets))

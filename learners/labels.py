@@ -175,7 +175,7 @@ def label_episodes(
             numbers = made[-1].batch + 1
             if (pair.world, pair.actor) != (world.digest, own.digest):
                 policy.load_pair(world, own)
-                made = [_moved(labeller, batch) for batch in made]
+                made = [_moved(labeller, batch, same_world=pair.world == world.digest) for batch in made]
             labelled += made
         policy.load_pair(world, base)
         labelled = [replace(batch, base=_prediction(labeller, batch)) for batch in labelled]
@@ -207,12 +207,14 @@ def micro_batches(
             yield number, [picks[i] for i in part]
 
 
-def _moved(labeller: Labeller, batch: LabelledBatch) -> LabelledBatch:
+def _moved(labeller: Labeller, batch: LabelledBatch, *, same_world: bool) -> LabelledBatch:
     """The batch in the context of the learner's world, with what the learner's own weights say at the start."""
     policy = labeller.policy
-    with torch.no_grad(), autocast(policy.device, labeller.config.precision):
-        context = policy.world_context(batch.obs, batch.world_seed)
-    batch = replace(batch, context=context if labeller.config.reuse_context else None, pooled=context.pooled.float())
+    if not same_world:
+        with torch.no_grad(), autocast(policy.device, labeller.config.precision):
+            context = policy.world_context(batch.obs, batch.world_seed)
+        kept = context if labeller.config.reuse_context else None
+        batch = replace(batch, context=kept, pooled=context.pooled.float())
     start = _prediction(labeller, batch)
     return replace(batch, start=start, start_logprob=log_probs(batch.transitions, start, policy.sampler))
 
