@@ -40,7 +40,7 @@ class AWRConfig:
     coupling: Literal["own", "independent"] = "own"
     "noise that the chunk is mixed with.  own: the noise it was denoised from, as in rectified flow's reflow (arXiv "
     "2209.03003); independent: fresh noise, as in pretraining"
-    draws: int = 4
+    draws: int = 2
     "noise levels per decision, drawn from the sampler's grid: those are the levels at which it acts"
 
     def __post_init__(self) -> None:

@@ -47,6 +47,10 @@ class GAEConfig:
     "passes of the critic per update; it reads pooled features only, so a pass costs next to nothing"
     critic_batch: int = 64
     "decisions per gradient step of the critic"
+    trust_above: float = 0.05
+    "share of the plain returns' variance that the critic must explain, in the new episodes and before it learns from "
+    "them, for its values to be used; below it the advantages are plain returns.  A critic that has learnt its last "
+    "episodes by heart explains less than nothing of the next and takes away what there was to learn (ours)"
     value_clip: float = 0.0
     "largest credited move of a value from its old one per update; 0 disables.  Ours: returns reach success_weight and "
     "more, piRL's clip of 0.2 would hold a new critic back for dozens of updates"
@@ -58,7 +62,7 @@ class GAEConfig:
     "first updates, which train the critic alone (DPPO uses 2, RLinf's async recipe 30).  0: the critic's last layer "
     "starts at zero, so its first advantages are plain returns, not noise"
     warmup_explained_variance: float = 0.0
-    "the expert waits, beyond warmup_updates, until the critic has once explained this share of its targets' variance; "
+    "the expert waits, beyond warmup_updates, until the critic has once explained this share of the returns' variance; "
     "0 does not wait"
     warmup_max_updates: int = 10
     "updates of the run after which it waits no longer"
@@ -76,6 +80,8 @@ class GAEConfig:
         for name in ("huber", "grad_clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: use a positive number")
+        if not self.trust_above <= 1:
+            raise ValueError(f"trust_above = {self.trust_above}: use at most 1; a large negative number trusts always")
         if not 0 <= self.warmup_explained_variance < 1:
             raise ValueError(
                 f"warmup_explained_variance = {self.warmup_explained_variance}: use a share in [0, 1), such as 0.3"
@@ -112,7 +118,10 @@ class GAEEstimator:
     def estimate(
         self, policy: WAM, episodes: Sequence[Episode], batches: Sequence[LabelledBatch], metrics: Tally
     ) -> Estimate:
-        """With the critic as it is before the update; a truncated episode bootstraps from its final observation."""
+        """With the critic as it is before the update; a truncated episode bootstraps from its final observation.
+
+        A critic that is not trusted counts as saying 0 throughout, with gae_lambda = 1.
+        """
         config = self.config
         where = torch.cat([b.episode for b in batches]), torch.cat([b.decision for b in batches])
         pooled, state = torch.cat([b.pooled for b in batches]), torch.cat([b.state for b in batches])
@@ -126,9 +135,13 @@ class GAEEstimator:
         terminated = torch.tensor([episode.terminated for episode in episodes], device=value.device)
         discount = torch.full_like(reward, config.gamma)
         discount[last, column] = config.gamma * (~terminated).float()
-        after = self._bootstrap(policy, episodes, value[last, column], chunk=max(len(b) for b in batches))
-        advantage, target = gae(reward, value, discount, mask, after, gae_lambda=config.gae_lambda)
+        after, nothing = torch.zeros_like(value[0]), torch.zeros_like(value)
+        advantage, target = gae(reward, nothing, discount, mask, after, gae_lambda=1.0)
         explained = float(explained_variance(value, target, mask))
+        trusted = explained > config.trust_above
+        if trusted:
+            after = self._bootstrap(policy, episodes, value[last, column], chunk=max(len(b) for b in batches))
+            advantage, target = gae(reward, value, discount, mask, after, gae_lambda=config.gae_lambda)
         self.estimates += 1
         self.warm = self.warm or explained >= config.warmup_explained_variance
 
@@ -136,6 +149,7 @@ class GAEEstimator:
         metrics.add("actor/value_target_mean", target[mask])
         metrics.add("actor/advantage_std", advantage[mask].std(unbiased=False))
         metrics.add("actor/explained_variance", explained)
+        metrics.add("actor/critic_trusted", float(trusted))
         if config.normalise == "global":
             advantage = normalise(advantage, mask)
         flat = to_flat(advantage, *where)

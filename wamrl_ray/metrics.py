@@ -30,12 +30,13 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
     "actor/clip_fraction": ("share", "decisions of which a transition's ratio was clipped (none under awr)"),
     "actor/clip_fraction_step{k}": ("share", "of single transitions, those of denoising step k"),
     "actor/critic_grad_norm": ("norm", "gradient norm of the critic before clipping"),
+    "actor/critic_trusted": ("0 or 1", "whether the critic explained enough for its values to be used"),
     "actor/decisions_count": ("decisions", "decisions the update was made on"),
     "actor/dropped_error_count": ("episodes", "episodes left out of the update because they carry an error"),
     "actor/entropy_nats": ("nats", "of a transition per action entry (only with an entropy bonus)"),
     "actor/explained_variance": (
         "share",
-        "of the value targets' variance that the critic explains; 1 is perfect, 0 no better than a constant",
+        "of the new plain returns' variance that the critic explains before learning from them; 1 is perfect, 0 a constant",
     ),
     "actor/filtered_group_share": (
         "share",
