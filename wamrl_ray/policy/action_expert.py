@@ -109,10 +109,9 @@ def action_rope(length: int, width: int, base: int, device: torch.device) -> tup
 
 
 def _keys_values(attention: Any, features: Tensor) -> tuple[Tensor, Tensor]:
-    weight = torch.cat([attention.to_k.weight, attention.to_v.weight])
-    bias = torch.cat([attention.to_k.bias, attention.to_v.bias])
-    keys, values = F.linear(features, weight, bias).chunk(2, dim=-1)  # reads the features once
-    return _split_heads(attention.norm_k(keys), attention), _split_heads(values, attention)
+    keys = attention.norm_k(attention.to_k(features))
+    values = attention.to_v(features)
+    return _split_heads(keys, attention), _split_heads(values, attention)
 
 
 def _split_heads(x: Tensor, attention: Any) -> Tensor:
