@@ -36,7 +36,7 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
     "actor/entropy_nats": ("nats", "of a transition per action entry (only with an entropy bonus)"),
     "actor/explained_variance": (
         "share",
-        "of the new plain returns' variance that the critic explains before learning from them; 1 is perfect, 0 a constant",
+        "of the new plain returns' variance that the critic explains before learning from them; 1 is all",
     ),
     "actor/filtered_group_share": (
         "share",
