@@ -83,13 +83,18 @@ class AWR:
             self._target = self._residual_targets(expert, contexts, batches)
             self._weight = torch.ones_like(weight)
 
-    @torch.no_grad()
     def _residual_targets(self, expert: Predict, contexts: Contexts, batches: Sequence[LabelledBatch]) -> Tensor:
-        """v_start + (weight - 1) (eps - x0 - v_start), (n, draws, H, D): weight 1 asks for no change."""
+        """v_start + (weight - 1) (eps - x0 - v_start), (n, draws, H, D): weight 1 asks for no change.
+
+        v_start is computed with gradients enabled and then detached: autograd may choose other kernels, and what those
+        round differently AdamW would make as large as any other step.
+        """
         targets, end = [], 0
         for batch in batches:
             own, end = slice(end, end + len(batch)), end + len(batch)
-            start = self._velocity(expert, contexts(batch), batch, own)
+            with torch.no_grad():
+                context = contexts(batch)
+            start = self._velocity(expert, context, batch, own).detach()
             targets.append(start + (self._weight[own, None, None, None] - 1.0) * (self._target[own] - start))
         return torch.cat(targets)
 

@@ -203,7 +203,8 @@ def clip_scale(schedule: str, num_steps: int, eta: float, first: float, exclude_
     if schedule == "constant":
         return [1.0] * num_steps
     if schedule == "exponential":
-        return [math.exp(math.log(first) * (1.0 - k / (num_steps - 1))) for k in range(num_steps)]
+        equal = (1.0 / first) ** (1.0 / max(num_steps - 1 - int(exclude_last), 1))
+        return [min(first * equal**k, 1.0) for k in range(num_steps)]
     slope = []
     for k in range(num_steps):
         (one, std), (zero, _) = (flow_sde_step(0.0, v, k, num_steps, eta) for v in (1.0, 0.0))
@@ -232,10 +233,19 @@ def ppo_decision(
     return sum(losses) / len(losses), clipped, weights
 
 
-def awr_decision(weight: float, velocity: Array, noise: Array, clean: Array, executed: Sequence[bool]) -> float:
-    """weight x mean of |v - (eps - x0)|^2 over draws, executed steps and channels; velocity and noise (draws, H, D)."""
+def awr_decision(
+    weight: float, target: str, velocity: Array, start: Array, noise: Array, clean: Array, executed: Sequence[bool]
+) -> float:
+    """Mean over draws, executed steps and channels; velocity, `start` (before the update), noise are (draws, H, D).
+
+    chunk: w |v - (eps - x0)|^2.  residual: |v - v_start - (w - 1) (eps - x0 - v_start)|^2.
+    """
     terms = []
     for s, h, d in np.ndindex(velocity.shape):
         if executed[h]:
-            terms.append((float(velocity[s, h, d]) - (float(noise[s, h, d]) - float(clean[h, d]))) ** 2)
-    return weight * sum(terms) / len(terms)
+            v, before, straight = float(velocity[s, h, d]), float(start[s, h, d]), float(noise[s, h, d] - clean[h, d])
+            if target == "chunk":
+                terms.append(weight * (v - straight) ** 2)
+            else:
+                terms.append((v - before - (weight - 1.0) * (straight - before)) ** 2)
+    return sum(terms) / len(terms)

@@ -12,9 +12,10 @@ import torch
 
 from learners.advantages import GroupConfig
 from learners.awr import AWRConfig
+from tests.micro_batches import estimate_of
 from tests.toy_learning import act, actor, labelled, moved, pair_of, tiny, toy_episodes
 from wamrl_ray.policy.bases import load_base, save_base
-from wamrl_ray.policy.flow_sde import NOISE_HEAD, SamplerConfig, bounded_std
+from wamrl_ray.policy.flow_sde import NOISE_HEAD, Prediction, SamplerConfig, bounded_std
 from wamrl_ray.policy.wam import WAM
 from wamrl_ray.rewards.reconstruction import RewardConfig
 from wamrl_ray.types import Episode
@@ -61,19 +62,42 @@ def test_awr_moves_the_action_toward_the_chunk_that_paid() -> None:
     assert toward > 0.3
 
 
-def test_awr_with_equal_advantages_is_plain_imitation_whatever_the_temperature() -> None:
-    episodes = toy_episodes()
+@pytest.mark.parametrize("target", ["residual", "chunk"])
+def test_awr_with_equal_advantages_changes_nothing_or_is_plain_imitation_whatever_the_temperature(target: Any) -> None:
+    episodes, before = toy_episodes(), tiny().export("actor").digest
     digests = {}
     for paid in (0.0, 5.0):
         for temperature in (0.1, 2.0):
             learner = actor(
-                tiny(), RewardConfig(weight=0.0, success_weight=paid), advantage=GroupConfig(), epochs=1,
-                objective=AWRConfig(temperature=temperature),
+                tiny(), RewardConfig(weight=0.0, success_weight=paid), advantage=GroupConfig(),
+                objective=AWRConfig(target=target, temperature=temperature),
             )  # fmt: skip
             learner.update(episodes, index=0)
             digests[paid, temperature] = learner.export().digest
     assert digests[0.0, 0.1] == digests[0.0, 2.0], "all weights are 1"
-    assert len(set(digests.values())) == 3
+    assert (digests[0.0, 0.1] == before) == (target == "residual")
+    assert len({before, *digests.values()}) == (3 if target == "residual" else 4)
+
+
+def test_awr_denoises_the_chunk_from_where_its_chain_began() -> None:
+    episodes = toy_episodes()
+    learner = actor(objective=AWRConfig(draws=20))
+    (batch,) = labelled(actor(batch_size=99, micro_batch=99), episodes)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def watched(context: Any, x: torch.Tensor, sigma: torch.Tensor, state: torch.Tensor) -> Prediction:
+        seen.append((x, sigma))
+        return Prediction(velocity=torch.zeros_like(x))
+
+    count = len(batch)
+    learner.objective.prepare(watched, lambda b: b.context, [batch], estimate_of(torch.zeros(count)), 0)
+    x, sigma = seen[0]
+    x, sigma = x.reshape(count, 20, *x.shape[1:]), sigma.reshape(count, 20)
+    for i in range(count):
+        chain = torch.from_numpy(episodes[int(batch.episode[i])].chain[int(batch.decision[i])])
+        assert torch.equal(batch.noise[i], chain[0]) and torch.equal(batch.clean[i], chain[-1])
+        for at, level in zip(x[i], sigma[i], strict=True):
+            torch.testing.assert_close(at, level * chain[0] + (1 - level) * chain[-1])
 
 
 # ------------------------------------------------------------------------------------------------ Flow-Noise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
@@ -15,7 +16,7 @@ import pytest
 from learners.ppo import PPOConfig, clip_scale
 from wamrl_ray.config import Config
 from wamrl_ray.config_files import shipped_presets
-from wamrl_ray.policy.flow_sde import SamplerConfig, transition_std, velocity_sensitivity
+from wamrl_ray.policy.flow_sde import SamplerConfig, sigma_grid, transition_std, velocity_sensitivity
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "learners.md").read_text(encoding="utf-8")
@@ -101,3 +102,14 @@ def test_the_table_of_clip_widths_holds_what_the_code_computes(schedule: Any, ex
         widths[-1] = "-"
     line = f"| `{schedule}` | {str(exclude_last).lower()} | {' | '.join(widths)} |"
     assert line in TEXT, line
+
+
+def test_the_factors_by_which_euler_steps_shrink_a_gaussian_are_the_documented_ones() -> None:
+    """Exact velocity of data N(0, s^2) under independent noise: its regression on x is Cov(v, x) / Var(x)."""
+    std, factors = 0.5, []
+    for sigma in sigma_grid(4)[:-1]:
+        slope = (sigma - (1 - sigma) * std**2) / ((1 - sigma) ** 2 * std**2 + sigma**2)
+        factors.append(1 - slope / 4)
+    text = " ".join(TEXT.split())
+    assert f"the factors are {', '.join(f'{factor:.3f}' for factor in factors)}:" in text
+    assert f"trained on a std of {std} acts with {math.prod(factors):.3f}." in text

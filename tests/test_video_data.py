@@ -23,6 +23,7 @@ from tests.toy_learning import (
     toy_episodes,
     video,
 )  # fmt: skip
+from wamrl_ray.policy import world_model
 from wamrl_ray.types import Episode
 
 
@@ -125,19 +126,21 @@ def test_failures_get_their_share_of_every_batch_and_only_beside_successes(kind:
     assert learner.update(episodes[1::2], index=2)["video/steps_count"] == 0 and learner.export().digest == before
 
 
-def test_the_outcome_is_added_to_every_token_and_zero_is_success(episodes: list[Episode]) -> None:
+def test_the_outcome_is_added_to_every_token_and_zero_is_success(
+    episodes: list[Episode], monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = tiny()
     batch = batch_of(episodes, [(0, 0), (1, 0)])
     obs, noise, one = policy.encode(batch.memory, batch.instruction), policy.world_noise([1, 2]), torch.ones(2)
     plain = policy.world_forward(obs, noise, one)
-    for module in policy.world.transformer_blocks:  # an identity shows what goes in
-        module.forward = lambda hidden_states, **rest: hidden_states
+    monkeypatch.setattr(world_model, "run_block", lambda block, hidden, conditions: hidden)  # shows what goes in
     outcome = torch.zeros(2, 32)
     outcome[1] = torch.arange(32.0)
     straight, marked = policy.world_forward(obs, noise, one), policy.world_forward(obs, noise, one, outcome)
     added = marked.features[0] - straight.features[0]
     assert torch.equal(added[0], torch.zeros_like(added[0]))
     assert torch.allclose(added[1], outcome[1].expand_as(added[1]), atol=1e-5)
+    monkeypatch.undo()
     again = tiny().world_forward(obs, noise, one, torch.zeros(2, 32))
     assert torch.equal(again.velocity, plain.velocity)
 
