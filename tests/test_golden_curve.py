@@ -62,8 +62,8 @@ def machine() -> str:
     """What the bits depend on beside the code."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    vendor = next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "unknown")
-    return f"torch {torch.__version__}, {vendor} {torch.backends.cpu.get_cpu_capability()}"
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"torch {torch.__version__}, {model} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def compute(name: str) -> Curve:
