@@ -60,7 +60,7 @@ def rows(config: type) -> list[tuple[str, str]]:
 
 def section(config: type) -> str:
     """The part of the docs under the heading that names the class."""
-    parts = [part for part in re.split(r"^### ", TEXT, flags=re.M)[1:] if f"`{config.__name__}`" in part.split("\n")[0]]
+    parts = [part for part in re.split(r"^##+ ", TEXT, flags=re.M)[1:] if f"`{config.__name__}`" in part.split("\n")[0]]
     assert len(parts) == 1, f"docs/learners.md needs one heading '### `{config.__name__}`', it has {len(parts)}"
     return parts[0]
 
