@@ -37,7 +37,7 @@ def test_the_naive_way_runs_the_world_once_per_row_of_every_use() -> None:
         update.learner.policy.world.register_forward_hook(lambda _m, _i, out, seen=seen: seen.append(len(out.velocity)))
         update()
         rows[way] = sum(seen)
-    common = 6 + 1  # the label of what acted, and the end of the truncated episode
+    common = 6  # the label of what acted; a critic that explains nothing yet asks for no final observation
     assert rows == {"reuse": common, "visit": common + 6 * 5, "naive": common + 24 * 5}  # the base's label, 4 epochs
 
 
