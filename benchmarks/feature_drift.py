@@ -29,6 +29,7 @@ from learners.video_batch import of_episodes
 from learners.video_config import VideoSFTConfig
 from learners.video_sft import VideoSFTLearner
 from wamrl_ray.broker import WeightBroker
+from wamrl_ray.commands_eval import check_writable
 from wamrl_ray.config import BrokerConfig, RolloutConfig
 from wamrl_ray.local import LocalPool
 from wamrl_ray.policy.bases import load_base
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--kl-target", type=float)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    check_writable(args.json)
     torch.set_num_threads(1)
     settings, started = SETTINGS[args.env], time.monotonic()
     lr, target = args.lr or settings["lr"], args.kl_target or settings["kl_target"]

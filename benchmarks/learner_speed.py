@@ -38,6 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from learners.actor_flow_sde import ActorFlowSDELearner
 from learners.labels import LabelledBatch
 from learners.video_sft import VideoSFTConfig, VideoSFTLearner
+from wamrl_ray.commands_eval import check_writable
 from wamrl_ray.config import load_config
 from wamrl_ray.policy.bases import load_base
 from wamrl_ray.policy.flow_sde import SamplerConfig
@@ -247,6 +248,8 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=16, help="of each episode")
     parser.add_argument("--rounds", type=int, default=3, help="timed, after one that is not")
     args = parser.parse_args()
+    if args.json:
+        check_writable(args.json)
     torch.set_num_threads(1)
     figures = measure(
         lambda sampler: load_base(args.base, sampler), torch.device(args.device),

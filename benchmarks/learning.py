@@ -19,13 +19,15 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from wamrl_ray.atomic import write_json
-from wamrl_ray.config import load_config
+from wamrl_ray.commands_eval import check_writable
+from wamrl_ray.config import Config, load_config
 from wamrl_ray.evaluate import wilson
 from wamrl_ray.local import build_local
 
@@ -56,11 +58,16 @@ class Outcome:
     cpu_s: float
 
 
+def config_of(job: Job) -> Config:
+    """Raises ConfigError if there is no such preset."""
+    files = [RUN] if job.preset is None else [f"learners/{job.preset}", RUN]
+    return load_config(files, ["--seed", str(job.seed)])
+
+
 def run(job: Job) -> Outcome:
     """Train, unless it is the base, and evaluate on the held-out tickets."""
     started = time.process_time()
-    files = [RUN] if job.preset is None else [f"learners/{job.preset}", RUN]
-    config = load_config(files, ["--seed", str(job.seed)])
+    config = config_of(job)
     with tempfile.TemporaryDirectory() as folder:
         system = build_local(config, Path(folder), lockstep=True)
         try:
@@ -84,17 +91,22 @@ def run(job: Job) -> Outcome:
 def outcomes(jobs: Sequence[Job], deadline_s: float) -> Iterator[Outcome]:
     """Run the jobs in forked processes, which share the imports; outcomes as they come.
 
-    Raises TimeoutError, and ends the processes, if the next one is not there `deadline_s` after the start.
+    Raises TimeoutError if not all are there `deadline_s` after the start, BrokenProcessPool if a process was killed.
+    Whatever it raises, the processes have ended.
     """
     torch.set_num_threads(1)  # a thread pool would not survive the fork
-    started = time.monotonic()
-    with multiprocessing.get_context("fork").Pool(PROCESSES) as pool:
-        results = pool.imap_unordered(run, jobs)
-        for done in range(len(jobs)):
-            try:
-                yield results.next(timeout=deadline_s - (time.monotonic() - started))
-            except multiprocessing.TimeoutError:
-                raise TimeoutError(f"{done} of {len(jobs)} jobs were done after {deadline_s:g} s") from None
+    done, others = 0, set(multiprocessing.active_children())
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool:
+        try:
+            for future in as_completed([pool.submit(run, job) for job in jobs], timeout=deadline_s):
+                yield future.result()
+                done += 1
+        except TimeoutError:
+            raise TimeoutError(f"{done} of {len(jobs)} jobs were done after {deadline_s:g} s") from None
+        finally:
+            if done < len(jobs):  # the executor itself would wait for the jobs that run
+                for process in set(multiprocessing.active_children()) - others:
+                    process.terminate()
 
 
 def two_proportion_p_value(successes: int, trials: int, other_successes: int, other_trials: int) -> float:
@@ -172,6 +184,10 @@ def main() -> None:
     args = parser.parse_args()
     started = time.monotonic()
     jobs = [Job(preset=preset, seed=seed) for preset in (None, *args.presets) for seed in args.seeds]
+    for job in jobs:
+        config_of(job)  # a misspelt preset must not be found out after minutes, nor a file that cannot be written
+    if args.json:
+        check_writable(args.json)
     results = []
     for result in outcomes(jobs, args.deadline_s):
         results.append(result)

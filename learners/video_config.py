@@ -132,7 +132,7 @@ class VideoSFTConfig:
     probe_windows: int = 8
     "size of the fixed batch on which drift between world versions is measured"
     probe_versions: int = 6
-    "worlds whose probe features are remembered, the longest unused is forgotten; more than the broker's keep_pairs"
+    "worlds whose probe features are remembered, the longest unused is forgotten; a run asks for up to 4 at a time"
 
     def __post_init__(self) -> None:
         for name in ("lr", "weight_decay", "kl_weight", "kl_target"):

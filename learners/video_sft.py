@@ -24,6 +24,7 @@ lambda_KL is constant, or adapted after each update to the drift from the pretra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ class VideoSFTLearner:
 
         A window is a decision and its future frames that exist.  Without one of a success the weights stay and
         `video/steps_count` is 0.  Raises ValueError on a failed episode with `failures.kind` success_only, RuntimeError
-        when gradients stay non-finite.
+        when gradients stay non-finite or features become it.
         """
         failed = [episode.ticket.ticket_id for episode in episodes if not episode.success]
         if failed and self.config.failures.share == 0:
@@ -115,6 +116,11 @@ class VideoSFTLearner:
         rng = np.random.default_rng(seed_sequence(self.run_seed, index, "learner"))
         means = self._train(trained, windows, rng)
         self._drift = self._probe.drift()
+        if not math.isfinite(self._drift):
+            raise RuntimeError(
+                f"video_learner: the world's features are not finite any more (drift {self._drift}): lower "
+                f"video_learner.lr = {self.config.lr} or resume from an earlier checkpoint"
+            )
         moved += [("video/drift_nats", self._drift), *errors, *self._held_out_errors("after")]
         if self.config.kl_target > 0:
             self.kl_weight = adapted_weight(

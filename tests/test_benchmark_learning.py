@@ -1,10 +1,16 @@
 """The learning benchmark: its test of two proportions, how it pools seeds, and what it refuses to compare."""
 
+import multiprocessing
+import os
+import signal
+import time
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.learning import Job, Outcome, figures, outcomes, table, two_proportion_p_value
+from benchmarks.learning import Job, Outcome, figures, main, outcomes, table, two_proportion_p_value
+from wamrl_ray.config import ConfigError
 
 
 def outcome(preset: str | None, seed: int, successes: int) -> Outcome:
@@ -62,3 +68,26 @@ def test_unequal_budgets_and_other_evaluations_are_refused() -> None:
 def test_a_job_that_takes_too_long_ends_the_benchmark_with_a_count() -> None:
     with pytest.raises(TimeoutError, match="0 of 1 jobs"):
         list(outcomes([Job(preset=None, seed=0)], deadline_s=0.01))
+    assert not multiprocessing.active_children()
+
+
+def test_a_killed_process_ends_the_benchmark_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.learning.run", killed_or_asleep)
+    started = time.monotonic()
+    with pytest.raises(BrokenProcessPool):
+        list(outcomes([Job(preset=None, seed=seed) for seed in (0, 1)], deadline_s=60.0))
+    assert time.monotonic() - started < 30.0
+    assert not multiprocessing.active_children()
+
+
+def killed_or_asleep(job: Job) -> None:
+    """As if the machine ran out of memory during the first job."""
+    if job.seed == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60.0)
+
+
+def test_a_misspelt_preset_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["learning", "--presets", "pi_lr"])
+    with pytest.raises(ConfigError, match="pi_lr"):
+        main()

@@ -123,6 +123,7 @@ def test_an_unknown_key_names_file_key_and_the_nearest_valid_one(tmp_path: Path)
         ("--seed=1.5", ["seed = '1.5'", "valid integer"]),
         ("--rollout.num-workers=0", ["rollout.num_workers = 0", "at least 1"]),
         ("--rollout.group-size=3", ["rollout.group_size = 3", "divisor", "16"]),
+        ("--video-learner.probe-versions=3", ["video_learner.probe_versions = 3", "at least 4"]),
         ("--reward.shaping=progres", ["reward.shaping", "did you mean 'progress'"]),
         ("--env.kind=libro", ["env.kind = 'libro'", "libero, reach, counting", "did you mean 'libero'"]),
         ("--env.resolution=4", ["env.resolution = 4", "at least 16"]),
@@ -134,6 +135,11 @@ def test_a_wrong_value_names_source_key_value_and_remedy(override: str, parts: l
     text = message([], [override])
     assert text.startswith("command line: ")
     assert all(part in text for part in parts), text
+
+
+def test_groups_of_one_are_refused_where_the_advantage_compares_a_group() -> None:
+    assert "rollout.group_size = 1: an episode alone" in message(["learners/grpo"], ["--rollout.group-size=1"])
+    assert load_config([], ["--rollout.group-size=1"]).rollout.group_size == 1
 
 
 def test_the_message_names_the_file_that_set_the_value_last(tmp_path: Path) -> None:

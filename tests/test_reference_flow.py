@@ -166,12 +166,14 @@ def test_which_steps_are_stochastic() -> None:
     ("wrong", "message"),
     [
         ({"num_steps": 1}, "num_steps = 1: use at least 2"),
-        ({"eta": -0.1}, "eta = -0.1: use a non-negative"),
-        ({"eta": math.nan}, "eta = nan: use a non-negative"),
+        ({"eta": -0.1}, r"eta = -0\.1: use a noise scale of at least 0\.001"),
+        ({"eta": 1e-30}, r"eta = 1e-30: use a noise scale of at least 0\.001"),
+        ({"eta": math.nan}, r"eta = nan: use a noise scale of at least 0\.001"),
         ({"noise": "white"}, "noise = 'white': use 'flow_sde'"),
         ({"stochastic": "some"}, "stochastic = 'some': use 'one'"),
-        ({"std_min": 0.0}, "std_min = 0.0: use a positive std"),
-        ({"std_min": 0.2}, "std_min = 0.2: use a positive std, at most std_max = 0.16"),
+        ({"std_min": 0.0}, r"std_min = 0\.0: use a std of at least 0\.001"),
+        ({"std_min": 1e-30}, r"std_min = 1e-30: use a std of at least 0\.001"),
+        ({"std_min": 0.2}, r"std_min = 0\.2: use a std of at least 0\.001, at most std_max = 0\.16"),
     ],
 )
 def test_a_wrong_sampler_config_names_field_value_and_remedy(wrong: dict, message: str) -> None:

@@ -88,18 +88,31 @@ def test_the_pair_names_the_world_its_actor_was_trained_against(tmp_path: Path):
     assert system.broker.current().trained_against_world == first.world
 
 
-def test_a_world_that_drifts_too_far_is_refused_and_the_last_good_pair_acts_on(tmp_path: Path):
+def test_a_world_that_drifts_too_far_is_refused_and_waits_for_an_actor_trained_in_its_features(tmp_path: Path):
     system = counting(tmp_path, drift=5.0)
     system.start()
     base = system.broker.current()
-    first, second = system.step(), system.step()
-    pair = system.broker.current()
-    # Iteration 0: the new actor was trained against the base world and goes out with it.  Iteration 1: it was trained
-    # against the refused world, so it fits neither the newer nor the published one.
-    assert (first["broker/committed"], second["broker/committed"]) == (1, 0)
-    assert (pair.world, pair.seq) == (base.world, 1)
-    assert second["broker/refused_drift"] == 3 and second["broker/publish_lag_updates"] == 2
-    assert system.actor.calls[-1][0] == "rebase" and system.actor.calls[-1][1] != base.world, "adapts to the new world"
+    rows, worlds = [], []
+    for _ in range(4):
+        rows.append(system.step())
+        worlds.append(system.broker.current().world)
+    # Even iterations: the new actor was trained against the published world and goes out with it.  Odd ones: the world
+    # was left alone, the actor was trained against it, and they go out together.
+    assert [row["broker/committed"] for row in rows] == [1, 1, 1, 1]
+    assert [row["video/skipped"] for row in rows] == [0, 1, 0, 1]
+    assert worlds[0] == base.world != worlds[1] == worlds[2] != worlds[3] == system.video.export().result().digest
+    assert [row["broker/refused_drift"] for row in rows] == [1, 1, 2, 2]
+
+
+def test_a_refused_world_still_waits_after_a_resume(tmp_path: Path):
+    system = counting(tmp_path, drift=5.0)
+    system.start()
+    system.step()
+    state = system.loop.state()
+    assert state["waiting"] is True
+    other = counting(tmp_path, drift=5.0)
+    other.loop.load_state(state)
+    assert other.loop.waiting is True
 
 
 def test_without_any_success_the_video_learner_is_skipped_and_says_so(tmp_path: Path):

@@ -43,6 +43,11 @@ def test_video_sft_lowers_its_loss_and_trains_the_world_alone(episodes: list[Epi
     assert first["video/steps_count"] == 40 and first["video/windows_count"] == 6
 
 
+def test_a_world_that_broke_is_named_with_the_setting_that_broke_it(episodes: list[Episode]) -> None:
+    with pytest.raises(RuntimeError, match=r"features are not finite any more.*lower video_learner\.lr = 1e\+30"):
+        video(steps_per_update=1, lr=1e30).update(episodes[::2], index=0)
+
+
 def test_the_kl_weight_changes_the_gradient_and_the_reference_has_none(episodes: list[Episode]) -> None:
     def gradient(weight: float) -> torch.Tensor:
         learner = video()

@@ -146,6 +146,12 @@ class Config:
         require(self.iterations >= 0, "iterations", self.iterations, "use 0 (evaluate only) or more")
         self.actor_learner.check_sampler(self.sampler)
         require(self.threads >= 1, "threads", self.threads, "use at least 1 thread")
+        alone = self.rollout.group_size == 1 and self.actor_learner.advantage.kind == "group"
+        remedy = "an episode alone has nothing to be compared with; use 2 or more, or actor_learner.advantage.kind gae"
+        require(not alone, "rollout.group_size", self.rollout.group_size, remedy)
+        versions = self.video_learner.probe_versions
+        remedy = "use at least 4: the newest world, the published one, and those that two actors were trained against"
+        require(versions >= 4, "video_learner.probe_versions", versions, remedy)
 
 
 # ------------------------------------------------------------------------------------------------ loading

@@ -159,7 +159,7 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
     "video/new_episodes": ("episodes", "successes of this iteration handed to the video learner"),
     "video/pretraining_window_share": ("share", "of the trained windows that come from demonstrations"),
     "video/replayed_episodes": ("episodes", "earlier successes handed to the video learner"),
-    "video/skipped": ("0 or 1", "no success to train on, now or earlier: the world stays"),
+    "video/skipped": ("0 or 1", "the world stays: no success to train on, or the newest one waits for its actor"),
     "video/skipped_count": ("steps", "gradient steps skipped since the start because loss or gradient was not finite"),
     "video/steps_count": ("steps", "gradient steps of the update"),
     "video/still_error": ("latent units squared", "the same error of copying the newest frame: the yardstick"),

@@ -8,7 +8,8 @@
              └──── step k+1           └────────── remember (pair), rebase (newest world) ──► ActorPort
 
     consumes   the published pair, `episodes_per_iteration` tickets
-    produces   one world update (if there is any success to train on), one actor update, at most one new pair
+    produces   one world update (if there is any success to train on, and the last world is not waiting for an actor
+               that was trained in its features), one actor update, at most one new pair
     waits for  all episodes of the iteration, then both updates, which run in parallel
     unblocked by  `RolloutPool.run` returning or raising; each learner's future within `update_deadline_s`
 
@@ -147,6 +148,8 @@ class TrainingLoop:
         self.episodes = 0
         self.env_steps = 0
         self.successes = 0
+        self.waiting = False
+        "the newest world was refused; were it trained on, its actor would run after it and nothing be published again"
 
     def align_learners(self) -> None:
         """Give the actor learner the published pair and the newest world; once after the learners got their weights."""
@@ -165,20 +168,21 @@ class TrainingLoop:
         metrics = self._admit(results)
 
         sft_handles, outcomes = self._sft_batch(results)
+        trains_world = bool(sft_handles) and not self.waiting
         updates = {"actor update": self._actor.update([handle for _, handle in results], self.iteration)}
-        if sft_handles:
+        if trains_world:
             updates["video update"] = self._video.update(sft_handles, self.iteration)
         for update_metrics in self._results(updates).values():
             metrics |= update_metrics
         self._office.settle(tickets)
         updated = time.monotonic()
 
-        committed = self._publish(pair, world_trained=bool(sft_handles))
+        committed = self._publish(pair, offers_world=trains_world or self.waiting)
         self.iteration += 1
         metrics |= self._store.metrics() | self._broker.metrics() | self._pool.metrics()
         metrics |= {
             "broker/committed": float(committed),
-            "video/skipped": float(not sft_handles),
+            "video/skipped": float(not trains_world),
             **outcomes,
             "time/rollout_s": rolled_out - started,
             "time/update_s": updated - rolled_out,
@@ -193,11 +197,13 @@ class TrainingLoop:
             "episodes": self.episodes,
             "env_steps": self.env_steps,
             "successes": self.successes,
+            "waiting": self.waiting,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.iteration, self.episodes = int(state["iteration"]), int(state["episodes"])
         self.env_steps, self.successes = int(state["env_steps"]), int(state["successes"])
+        self.waiting = bool(state["waiting"])
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -253,14 +259,15 @@ class TrainingLoop:
             "video/failed_episodes": float(len(failed)),
         }
 
-    def _publish(self, pair: Pair, world_trained: bool) -> bool:
-        """Stage what was trained, commit, and tell the actor learner; True if a new pair was published."""
+    def _publish(self, pair: Pair, offers_world: bool) -> bool:
+        """Stage actor and, if there is a new or a waiting one, world; commit, and tell the actor learner; True if a new
+        pair was published."""
         trained_against = self._result("actor trained_against_world", self._actor.trained_against_world())
         exports = {"actor export": self._actor.export()}
-        if world_trained:
+        if offers_world:
             exports["video export"] = self._video.export()
         snapshots = self._results(exports)
-        if world_trained:
+        if offers_world:
             earlier = dict.fromkeys((trained_against, pair.world, pair.trained_against_world))
             drift = self._results({digest: self._video.drift_from(digest) for digest in earlier})
             self._broker.stage_world(snapshots["video export"], drift=drift, interface=self._video.interface)
@@ -270,8 +277,10 @@ class TrainingLoop:
         committed = self._broker.commit()
         if committed is not None:
             self._result("actor remember", self._actor.remember(*self._broker.pull(committed.order)))
-        if world_trained:
-            self._result("actor rebase", self._actor.rebase(snapshots["video export"]))
+        if offers_world:
+            world = snapshots["video export"]
+            self.waiting = committed is None or committed.world != world.digest
+            self._result("actor rebase", self._actor.rebase(world))
         return committed is not None
 
     def _result(self, name: str, future: Future[T]) -> T:

@@ -23,6 +23,9 @@ from torch import Tensor
 NOISE_HEAD = "action_noise_head."
 """Prefix, within the expert, of the parameters that only Flow-Noise has: bases are stored without them."""
 
+SMALLEST = 1e-3
+"""noise scale whose density float32 resolves: iterates of order 1 are rounded at 1e-7"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerConfig:
@@ -44,14 +47,19 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         if self.num_steps < 2:
             raise ValueError(f"sampler.num_steps = {self.num_steps}: use at least 2, the first std needs sigma_1 < 1")
-        if not self.eta >= 0:
-            raise ValueError(f"sampler.eta = {self.eta}: use a non-negative noise scale")
+        if not (self.eta == 0 or self.eta >= SMALLEST):
+            raise ValueError(
+                f"sampler.eta = {self.eta}: use a noise scale of at least {SMALLEST}, below which densities measure "
+                "rounding, or 0 for the ODE"
+            )
         if self.noise not in ("flow_sde", "flow_noise"):
             raise ValueError(f"sampler.noise = {self.noise!r}: use 'flow_sde' or 'flow_noise'")
         if self.stochastic not in ("one", "all"):
             raise ValueError(f"sampler.stochastic = {self.stochastic!r}: use 'one' or 'all'")
-        if not 0 < self.std_min <= self.std_max:
-            raise ValueError(f"sampler.std_min = {self.std_min}: use a positive std, at most std_max = {self.std_max}")
+        if not SMALLEST <= self.std_min <= self.std_max:
+            raise ValueError(
+                f"sampler.std_min = {self.std_min}: use a std of at least {SMALLEST}, at most std_max = {self.std_max}"
+            )
 
     @property
     def learned_std(self) -> bool:
