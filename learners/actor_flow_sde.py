@@ -32,7 +32,7 @@ from learners.expert import FullExpert, LoRAExpert
 from learners.gae import GAEConfig, GAEEstimator
 from learners.labels import LabelledBatch, Labeller, label_episodes
 from learners.optim import GuardedAdamW
-from learners.policy_update import Objective, update_expert
+from learners.policy_update import Objective, PolicyUpdate
 from learners.ppo import PPO, PPOConfig
 from learners.tally import Tally
 from wamrl_ray.policy.flow_sde import SamplerConfig
@@ -76,12 +76,14 @@ class ActorFlowSDELearner:
         policy.text.forget()  # embeddings cached on another device
         policy.sampler = sampler
         self.expert = self._expert()
-        self.objective = self._objective()
         self.estimator = self._estimator()
         self.optimizer = GuardedAdamW(
             self.expert.parameters(), name="actor_learner", lr=config.lr, weight_decay=config.weight_decay,
             grad_clip=config.grad_clip, max_bad=config.max_bad_updates,
         )  # fmt: skip
+        self.policy_update = PolicyUpdate(
+            config=config, policy=policy, expert=self.expert, objective=self._objective(), optimizer=self.optimizer
+        )
         self.base = policy.export("actor")
         self.world = policy.export("world")
         self.trained_against_world = self.world.digest
@@ -154,9 +156,7 @@ class ActorFlowSDELearner:
         estimate = self.estimator.estimate(self.policy, usable, batches, metrics)
         trains = self.estimator.ready()
         metrics.add("actor/warming_up", float(not trains))
-        if trains and update_expert(
-            self.config, self.policy, self.expert, self.objective, self.optimizer, batches, estimate, rng, metrics
-        ):
+        if trains and self.policy_update.run(batches, estimate, rng, metrics):
             self.trained_against_world = self.world.digest
         self.estimator.learn(batches, estimate, rng, metrics)
         self.updates += 1

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+MAX_LOG_RATIO = 20.0
+"""Log ratios are cut here, far beyond any clip: an infinite ratio times an advantage of 0 would be NaN."""
+
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of x where mask (broadcastable to x) is 1; 0 if nothing is valid, so that an empty batch has no gradient."""
@@ -78,7 +81,7 @@ def ppo_clip(
     log_rho = log pi - log pi_old and advantage broadcastable to one another, the widths too.  Returns the loss per
     entry and, as bool, where the clip took the gradient away: where the clipped term is the smaller one.
     """
-    rho = log_rho.exp()
+    rho = log_rho.clamp(max=MAX_LOG_RATIO).exp()
     plain = rho * advantage
     low, high = torch.as_tensor(1.0 - clip_low), torch.as_tensor(1.0 + clip_high)
     clipped = torch.minimum(torch.maximum(rho, low.to(rho)), high.to(rho)) * advantage

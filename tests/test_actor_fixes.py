@@ -15,7 +15,6 @@ from learners.actor_flow_sde import ActorFlowSDELearner
 from learners.advantages import Estimate, GroupConfig
 from learners.gae import GAEConfig
 from learners.labels import LabelledBatch
-from learners.policy_update import update_expert
 from learners.ppo import PPOConfig
 from learners.tally import Tally
 from learners.transitions import log_probs
@@ -212,10 +211,7 @@ def test_kl_ratio_and_clip_fraction_are_per_decision_by_hand() -> None:
     batches = [replace(b, start_logprob=b.start_logprob - shift, behaviour_logprob=b.behaviour_logprob - shift)
                for b in batches]  # fmt: skip
     tally = Tally()
-    update_expert(
-        learner.config, policy, learner.expert, learner.objective, learner.optimizer, batches, flat_estimate(5, 1.0),
-        np.random.default_rng(0), tally,
-    )  # fmt: skip
+    learner.policy_update.run(batches, flat_estimate(5, 1.0), np.random.default_rng(0), tally)
     means = tally.means()
     assert means["actor/ratio_mean"] == pytest.approx(np.exp(0.2), rel=1e-4)
     assert means["actor/approx_kl_nats"] == pytest.approx(np.exp(0.2) - 1 - 0.2, rel=1e-3)
@@ -247,10 +243,7 @@ def test_the_estimated_kl_agrees_with_the_exact_one_within_five_percent(sampler:
     estimate = flat_estimate(160 * len(batch), 0.0)
     estimate = replace(estimate, advantage=torch.randn(len(estimate.advantage), generator=torch.manual_seed(0)))
     tally = Tally()
-    update_expert(
-        learner.config, policy, learner.expert, learner.objective, learner.optimizer, batches, estimate,
-        np.random.default_rng(0), tally,
-    )  # fmt: skip
+    learner.policy_update.run(batches, estimate, np.random.default_rng(0), tally)
     means = tally.means()
     assert 1e-4 < means["actor/kl_to_start_nats"] < 0.1
     assert means["actor/approx_kl_nats"] == pytest.approx(means["actor/kl_to_start_nats"], rel=0.05)

@@ -66,16 +66,14 @@ def test_awr_moves_the_action_toward_the_chunk_that_paid() -> None:
 def test_awr_with_equal_advantages_changes_nothing_or_is_plain_imitation_whatever_the_temperature(target: Any) -> None:
     episodes, before = toy_episodes(), tiny().export("actor").digest
     digests = {}
-    for paid in (0.0, 5.0):
+    for kind, made in (("equal", [replace(e, success_step=-1) for e in episodes]), ("unequal", episodes)):
         for temperature in (0.1, 2.0):
-            learner = actor(
-                tiny(), RewardConfig(weight=0.0, success_weight=paid), advantage=GroupConfig(),
-                objective=AWRConfig(target=target, temperature=temperature),
-            )  # fmt: skip
-            learner.update(episodes, index=0)
-            digests[paid, temperature] = learner.export().digest
-    assert digests[0.0, 0.1] == digests[0.0, 2.0], "all weights are 1"
-    assert (digests[0.0, 0.1] == before) == (target == "residual")
+            objective = AWRConfig(target=target, temperature=temperature)
+            learner = actor(tiny(), SUCCESS, advantage=GroupConfig(), objective=objective)
+            learner.update(made, index=0)
+            digests[kind, temperature] = learner.export().digest
+    assert digests["equal", 0.1] == digests["equal", 2.0], "all weights are 1"
+    assert (digests["equal", 0.1] == before) == (target == "residual")
     assert len({before, *digests.values()}) == (3 if target == "residual" else 4)
 
 
@@ -90,7 +88,7 @@ def test_awr_denoises_the_chunk_from_where_its_chain_began() -> None:
         return Prediction(velocity=torch.zeros_like(x))
 
     count = len(batch)
-    learner.objective.prepare(watched, lambda b: b.context, [batch], estimate_of(torch.zeros(count)), 0)
+    learner.policy_update.objective.prepare(watched, lambda b: b.context, [batch], estimate_of(torch.zeros(count)), 0)
     x, sigma = seen[0]
     x, sigma = x.reshape(count, 20, *x.shape[1:]), sigma.reshape(count, 20)
     for i in range(count):

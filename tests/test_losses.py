@@ -90,6 +90,12 @@ def test_flow_matching_compares_the_velocity_with_noise_minus_data() -> None:
 # ------------------------------------------------------------------------------------------------ actor and critic
 
 
+def test_a_ratio_beyond_float32_is_finite_whatever_the_advantage() -> None:
+    loss, clipped = ppo_clip(torch.full((3,), 200.0), torch.tensor([0.0, 1.0, -1.0]), clip_low=0.2, clip_high=0.2)
+    assert loss[0].item() == 0.0 and loss[1].item() == pytest.approx(-1.2) and bool(torch.isfinite(loss).all())
+    assert clipped.tolist() == [False, True, False]
+
+
 def test_the_two_clip_widths_are_independent() -> None:
     up, down = torch.tensor([math.log(1.25)]), torch.tensor([math.log(0.75)])
     one = torch.ones(1)

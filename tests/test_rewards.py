@@ -104,6 +104,11 @@ def test_swapped_axes_are_refused() -> None:
         )
 
 
+def test_a_reward_that_pays_for_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"reward\.success_weight = 0: nothing is paid for"):
+        RewardConfig(weight=0.0, success_weight=0.0)
+
+
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"tau": -1.0}, {"weight": -1.0}, {"imagine_steps": 0}])
 def test_a_wrong_reward_config_names_field_and_value(wrong: dict[str, float]) -> None:
     name, value = next(iter(wrong.items()))

@@ -51,6 +51,8 @@ class RewardConfig:
         for name in ("weight", "success_weight"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"reward.{name} = {getattr(self, name)}: use a non-negative weight")
+        if self.weight == 0 == self.success_weight:
+            raise ValueError("reward.success_weight = 0: nothing is paid for, reward.weight is 0 too; use one of them")
         if self.imagine_steps < 1:
             raise ValueError(f"reward.imagine_steps = {self.imagine_steps}: use at least 1 step")
         if self.success_form not in ("best_so_far", "difference"):
