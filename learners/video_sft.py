@@ -92,8 +92,8 @@ class VideoSFTLearner:
     def update(self, episodes: Sequence[Episode], *, index: int) -> Metrics:
         """`steps_per_update` gradient steps on windows of these episodes.
 
-        A window is a decision and its future frames that exist.  Without one of a success the weights stay and
-        `video/steps_count` is 0.  Raises ValueError on a failed episode with `failures.kind` success_only, RuntimeError
+        A window is a decision and its future frames that exist.  Without one of a success, or with lr = 0, the weights
+        stay and `video/steps_count` is 0.  Raises ValueError on a failed episode with `failures.kind` success_only, RuntimeError
         when gradients stay non-finite or features become it.
         """
         failed = [episode.ticket.ticket_id for episode in episodes if not episode.success]
@@ -114,7 +114,7 @@ class VideoSFTLearner:
         moved = [("video/drift_before_nats", self._drift), ("video/kl_weight", self.kl_weight)]
         errors = self._held_out_errors("before")
         rng = np.random.default_rng(seed_sequence(self.run_seed, index, "learner"))
-        means = self._train(trained, windows, rng)
+        means = self._train(trained, windows, rng) if self.config.lr > 0 else [("video/steps_count", 0.0)]
         self._drift = self._probe.drift()
         if not math.isfinite(self._drift):
             raise RuntimeError(

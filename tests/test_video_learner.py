@@ -81,8 +81,9 @@ def test_video_with_lr_zero_changes_nothing(episodes: list[Episode]) -> None:
     learner = video(lr=0)
     learner.probe(episodes)
     before = learner.export().digest
-    learner.update(episodes[::2], index=0)
+    metrics = learner.update(episodes[::2], index=0)
     assert learner.export().digest == before and learner.drift_from(before) == 0.0
+    assert metrics["video/steps_count"] == 0 and "video/flow_loss" not in metrics, "no gradient is made for nothing"
 
 
 def test_without_successes_there_is_no_video_update_and_failures_are_refused(episodes: list[Episode]) -> None:

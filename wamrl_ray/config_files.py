@@ -142,21 +142,24 @@ class ConfigTree(Generic[T]):
             node = getattr(node, part, None)
         return getattr(node, "kind", None)
 
-    def _build(self, cls: type[Any], tree: Tree, prefix: str) -> Any:
+    def _build(self, cls: type[Any], tree: Tree, prefix: str, members: tuple[type, ...] = ()) -> Any:
+        """`members`: the union that `cls` was chosen from, if there was a choice."""
         hints = typing.get_type_hints(cls)
         values: Tree = {}
         for name, value in tree.items():
             path = f"{prefix}{name}"
             source = self._origins[path]
             if name not in hints:
-                raise ConfigError(f"{source}: unknown key {path}{self._nearest(path, prefix, list(hints))}")
+                remedy = _of_other_kind(name, prefix, members) or self._nearest(path, prefix, list(hints))
+                raise ConfigError(f"{source}: unknown key {path}; {remedy}")
             sections = _sections(hints[name])
             if not sections:
                 values[name] = _check(hints[name], value, f"{source}: {path} = {value!r}")
             elif isinstance(value, dict):
-                values[name] = self._build(self._member(sections, value, path), value, f"{path}.")
+                values[name] = self._build(self._member(sections, value, path), value, f"{path}.", sections)
             else:
-                raise ConfigError(f"{source}: {path} = {value!r}: is a section, set its keys ({path}.NAME)")
+                key = "kind" if len(sections) > 1 else "NAME"
+                raise ConfigError(f"{source}: {path} = {value!r}: is a section, set its keys ({path}.{key})")
         try:
             return cls(**values)
         except ValueError as error:
@@ -168,7 +171,7 @@ class ConfigTree(Generic[T]):
     def _member(self, sections: tuple[type, ...], value: Tree, path: str) -> type:
         if len(sections) == 1:
             return sections[0]
-        kinds = {typing.get_args(typing.get_type_hints(section)["kind"])[0]: section for section in sections}
+        kinds = _kinds(sections)
         kind = value.get("kind", self._default_kind(path))
         if kind not in kinds:
             source = self._origins[f"{path}.kind"]
@@ -185,14 +188,26 @@ class ConfigTree(Generic[T]):
             or difflib.get_close_matches(path, everything, n=1)
         )
         if guesses:
-            return f"; did you mean {' or '.join(guesses)}?"
-        return f"; valid keys are {', '.join(prefix + sibling for sibling in siblings)}"
+            return f"did you mean {' or '.join(guesses)}?"
+        return f"valid keys are {', '.join(prefix + sibling for sibling in siblings)}"
 
 
 def _sections(hint: Any) -> tuple[type, ...]:
     """The dataclasses a field may hold: itself, the members of a union, or none for a plain value."""
     members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return tuple(member for member in members if dataclasses.is_dataclass(member) and isinstance(member, type))
+
+
+def _kinds(sections: tuple[type, ...]) -> dict[str, type]:
+    """The members of a union by their `kind`."""
+    return {typing.get_args(typing.get_type_hints(section)["kind"])[0]: section for section in sections}
+
+
+def _of_other_kind(name: str, prefix: str, members: tuple[type, ...]) -> str:
+    """What to say of a key that another member of the union has; empty if none has it."""
+    alternatives = _kinds(members) if len(members) > 1 else {}
+    owners = [kind for kind, member in alternatives.items() if name in typing.get_type_hints(member)]
+    return f"it belongs to kind {' or '.join(owners)}, set {prefix}kind {owners[0]}" if owners else ""
 
 
 def _check(hint: Any, value: Any, what: str) -> Any:
