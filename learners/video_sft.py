@@ -93,8 +93,8 @@ class VideoSFTLearner:
         """`steps_per_update` gradient steps on windows of these episodes.
 
         A window is a decision and its future frames that exist.  Without one of a success, or with lr = 0, the weights
-        stay and `video/steps_count` is 0.  Raises ValueError on a failed episode with `failures.kind` success_only, RuntimeError
-        when gradients stay non-finite or features become it.
+        stay and `video/steps_count` is 0.  Raises ValueError on a failed episode with `failures.kind` success_only,
+        RuntimeError when gradients stay non-finite or features become it.
         """
         failed = [episode.ticket.ticket_id for episode in episodes if not episode.success]
         if failed and self.config.failures.share == 0:

@@ -23,7 +23,7 @@ BAR = 16
 CURVES: tuple[tuple[str, str], ...] = (
     ("rollout/success_rate", "success of training episodes"),
     ("reward/reconstruction_mean", "reconstruction reward per decision"),
-    ("actor/approx_kl_nats", "KL to the behaviour policy, nats per decision"),
+    ("actor/approx_kl_nats", "KL to the policy before the update, nats per decision"),
     ("video/flow_loss", "world model loss"),
 )
 
