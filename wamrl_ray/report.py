@@ -98,6 +98,7 @@ def write_curves(run_dir: Path) -> Path | None:
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("iteration")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
     figure.savefig(run_dir / "curves.png", dpi=120)
     return run_dir / "curves.png"
