@@ -9,8 +9,7 @@ Micro-batches are composed once per update and pass through the networks whole, 
 epoch only shuffles their order.  The last bits of a matrix product depend on the batch it is in, so this is what makes
 the first ratio exactly 1, and with lr = 0 every one.
 
-A new algorithm is one file with a config and an objective (or an estimator), one line in the union of
-`actor_config.py` and one in `_objective` (or `_estimator`).
+How to add an objective or an estimator: `docs/learners.md`, section 10.
 """
 
 from __future__ import annotations

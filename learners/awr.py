@@ -1,4 +1,4 @@
-"""Advantage-weighted regression on the flow-matching loss: imitate one's own chunks, the better the more.
+"""Advantage-weighted regression on the flow-matching loss: imitate one's own chunks, weighted by advantage.
 
 One of the objectives.  It needs no density, so it also trains where the sampler's noise is small.
 """

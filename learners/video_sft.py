@@ -8,7 +8,7 @@ from the one the current actor was trained against.
     demos ─────┘   ▲                                            pretrained world
                    └ held-out starts never get here: their prediction error is measured before and after
 
-KL (DESIGN 6), a mean over layers, tokens and channels, between two Gaussians with diagonal covariance:
+KL (docs/learners.md, section 9): mean over layers, tokens and channels, between two Gaussians of diagonal covariance:
 
     1/2 [log(s_ref^2 / s^2) + (s^2 + (mu - mu_ref)^2) / s_ref^2 - 1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
 import types
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from learners.policy_update import Objective
 from learners.ppo import PPOConfig, clip_scale
 from wamrl_ray.config import Config
 from wamrl_ray.config_files import shipped_presets
@@ -84,6 +87,40 @@ def test_every_test_the_docs_name_exists() -> None:
 def test_every_learner_preset_is_explained() -> None:
     presets = [name.removeprefix("learners/") for name in shipped_presets() if name.startswith("learners/")]
     assert [name for name in presets if f"| `{name}` |" not in TEXT] == []
+
+
+def leaves(tree: dict[str, Any], under: str = "") -> dict[str, str]:
+    """{dotted key: value as written} of a preset."""
+    found: dict[str, str] = {}
+    for key, value in tree.items():
+        found |= leaves(value, f"{under}{key}.") if isinstance(value, dict) else {f"{under}{key}": written(value)}
+    return found
+
+
+def row_of(preset: str) -> dict[str, str]:
+    """The same of its row in section 10: `section`: `field` value, `field` value; `section`: ..."""
+    cell = re.search(rf"^\| `{preset}` \| (`.+?:.+?) \| .+ \|$", TEXT, flags=re.M)
+    assert cell, f"section 10 has no row of {preset}"
+    parts = [part.split(": ", 1) for part in cell[1].split("; ")]
+    return {f"{name.strip('`')}.{field}": value for name, fields in parts
+            for field, value in re.findall(r"`(\w+)` ([^,]+)", fields)}  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", [name for name in shipped_presets() if name.startswith("learners/")])
+def test_the_row_of_a_preset_names_every_setting_of_its_file_and_no_other(preset: str) -> None:
+    tree = yaml.safe_load((ROOT / "configs" / f"{preset}.yaml").read_text(encoding="utf-8"))
+    assert row_of(preset.removeprefix("learners/")) == leaves(tree)
+
+
+def test_the_documented_skeleton_has_the_methods_of_an_objective() -> None:
+    block = re.search(r"^```python\n(.+?)^```", TEXT, flags=re.M | re.S)
+    assert block
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(block[1], names)
+    skeleton = names["Reinforce"](names["ReinforceConfig"](), SamplerConfig())
+    for method in ("prepare", "loss"):
+        asked, given = inspect.signature(getattr(Objective, method)), inspect.signature(getattr(type(skeleton), method))
+        assert given == asked
 
 
 def test_the_table_of_steps_holds_what_the_code_computes() -> None:

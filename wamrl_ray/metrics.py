@@ -40,7 +40,7 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
     ),
     "actor/filtered_group_share": (
         "share",
-        "groups left out because all, or none, of their episodes succeeded (group)",
+        "groups left out because their mean success lies outside [filter_low, filter_high] (group)",
     ),
     "actor/grad_norm": ("norm", "gradient norm of the action expert before clipping"),
     "actor/importance_weight_mean": ("ratio", "truncated weight of stale data; 1 if the learner's own weights acted"),
@@ -179,7 +179,7 @@ def as_markdown() -> str:
         "# Metrics",
         "",
         "One line per iteration in a run folder's `metrics.jsonl`, and the same names in TensorBoard.",
-        "The learners' equations are in `learners.md`.",
+        "The learners' equations are in [learners.md](learners.md).",
         "",
         "| name | unit | meaning |",
         "|---|---|---|",
