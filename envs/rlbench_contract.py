@@ -1,9 +1,9 @@
 """What RLBench fixes about a Panda task and both our environments share: cameras, state, action, tick, starts.
 
-Used by `envs/rlbench.py` (RLBench itself) and `envs/water_plants.py` (the MuJoCo stand-in), so that one policy fits both.
+Used by `envs/rlbench.py` (RLBench itself) and `envs/water_plants.py` (the MuJoCo stand-in): one policy fits both.
 
     state   (11,) float32: 7 joint positions (rad), tip position x y z (m, world), gripper open (1) or closed (0)
-    action  (8,) in [-1, 1]: 7 joint velocities in units of `max_joint_velocity`, then the gripper: > 0 opens, else closes
+    action  (8,) in [-1, 1]: 7 joint velocities in units of `max_joint_velocity`; gripper, > 0 opens, else closes
 
 An action holds for one control tick.  In `joint_velocity` mode the arm runs at the commanded velocity and stops; in
 `joint_position` mode it goes to the measured position plus what that velocity covers in a tick.
