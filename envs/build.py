@@ -10,9 +10,10 @@ from envs.base import ChunkEnv
 from envs.counting import CountingConfig, CountingEnv
 from envs.libero import LiberoConfig, LiberoEnv
 from envs.reach import ReachConfig, ReachEnv
+from envs.water_plants import WaterPlantsConfig, WaterPlantsEnv
 from wamrl_ray.types import Split
 
-EnvConfig = LiberoConfig | ReachConfig | CountingConfig
+EnvConfig = LiberoConfig | WaterPlantsConfig | ReachConfig | CountingConfig
 
 
 def make_env(config: EnvConfig, split: Split) -> ChunkEnv:
@@ -20,6 +21,8 @@ def make_env(config: EnvConfig, split: Split) -> ChunkEnv:
     match config:
         case LiberoConfig():
             return LiberoEnv(config, split)
+        case WaterPlantsConfig():
+            return WaterPlantsEnv(config, split)
         case ReachConfig():
             return ReachEnv(config, split)
         case CountingConfig():

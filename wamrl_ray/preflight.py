@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wamrl_ray.policy.flow_sde import SamplerConfig
     from wamrl_ray.policy.wam import WAM
 
-ENV_NAMES = "reach, counting, or a LIBERO suite such as libero_object"
+ENV_NAMES = "reach, counting, water_plants, or a LIBERO suite such as libero_object"
 
 
 def check_run(config: Config) -> EnvSpec:
@@ -70,7 +70,7 @@ def check_fit(policy: PolicySpec, env: EnvSpec, base: str | Path) -> None:
 
 def check_renderer(env: EnvConfig) -> None:
     """An off-screen GL context can be made, if this environment draws with one."""
-    if env.kind != "libero":
+    if env.kind not in ("libero", "water_plants"):
         return
     from envs.render import probe_renderer
 
@@ -85,12 +85,15 @@ def env_config(name: str, resolution: int | None = None) -> EnvConfig:
     from envs.counting import CountingConfig
     from envs.libero import LiberoConfig
     from envs.reach import ReachConfig
+    from envs.water_plants import WaterPlantsConfig
 
     env: EnvConfig
     if name == "reach":
         env = ReachConfig()
     elif name == "counting":
         env = CountingConfig()
+    elif name == "water_plants":
+        env = WaterPlantsConfig()
     elif name.startswith("libero"):
         env = LiberoConfig(suite=name)
     else:
