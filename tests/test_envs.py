@@ -19,17 +19,24 @@ from envs.build import EnvConfig, make_env
 from envs.counting import CountingConfig
 from envs.libero import LiberoConfig
 from envs.reach import ReachConfig, layout
+from envs.water_plants import WaterPlantsConfig
 
 CONFIGS: dict[str, EnvConfig] = {
     "reach": ReachConfig(),
     "counting": CountingConfig(),
+    "water_plants": WaterPlantsConfig(resolution=32, max_steps=12),
     "libero": LiberoConfig(tasks=(0,), resolution=32, settle_steps=2, max_steps=12),
 }
 
 
 @pytest.fixture(
     scope="module",
-    params=["reach", "counting", pytest.param("libero", marks=[pytest.mark.sim, pytest.mark.timeout(600)])],
+    params=[
+        "reach",
+        "counting",
+        pytest.param("water_plants", marks=pytest.mark.sim),
+        pytest.param("libero", marks=[pytest.mark.sim, pytest.mark.timeout(600)]),
+    ],
 )
 def env(request: pytest.FixtureRequest) -> Iterator[ChunkEnv]:
     env = make_env(CONFIGS[request.param], "train")
