@@ -148,11 +148,13 @@ class WaterPlantsEnv(ChunkEnv):
         return float(success), success, success
 
     def _frames(self) -> Frames:
-        frames = []
-        for view in self.env_spec.views:
-            self._renderer.update_scene(self.data, view)
-            frames.append(self._renderer.render())
-        return np.stack(frames)
+        return np.stack([self._draw(view) for view in self.env_spec.views])
+
+    def _draw(self, view: str) -> Frames:
+        """(h, w, 3) uint8: the mean of 2 x 2 finer pixels, at a third of the cost of OpenGL's own four samples."""
+        self._renderer.update_scene(self.data, view)
+        fine, size = self._renderer.render().astype(np.uint16), self.env_spec.resolution
+        return ((fine.reshape(size, 2, size, 2, 3).sum(axis=(1, 3)) + 2) // 4).astype(np.uint8)
 
     def _state(self) -> NDArray[np.float32]:
         opening = (self.data.qpos[self._fingers[0]] - self.data.qpos[self._fingers[1]]) / (2 * FINGER_OPEN_M)
@@ -290,7 +292,9 @@ class WaterPlantsEnv(ChunkEnv):
         self._drop_geoms = [model.geom(f"drop{i}").id for i in range(DROPS)]
         self._drop_bodies = [model.body(f"drop{i}").id for i in range(DROPS)]
         self._volumes = {name: model.geom(name).id for name in ("grasp_box", "pour", "success")}
-        self._renderer = mujoco.Renderer(model, self.env_spec.resolution, self.env_spec.resolution)
+        fine = 2 * self.env_spec.resolution
+        model.vis.global_.offwidth = model.vis.global_.offheight = fine
+        self._renderer = mujoco.Renderer(model, fine, fine)
         # A shadow costs another pass over the scene.
         self._renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
         self._renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0

@@ -62,7 +62,7 @@ def build_model(geometry: Geometry) -> Any:
     spec.option.timestep = 0.005
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
-    spec.visual.quality.offsamples = 4
+    spec.visual.quality.offsamples = 0
     spec.visual.map.znear = 0.01
     _arm(spec)
     _tip(spec)
@@ -121,7 +121,7 @@ def _arm(spec: Any) -> None:
     for i in (1, 2):
         finger = spec.joint(f"gripper_finger_joint{i}")
         finger.armature, finger.frictionloss, finger.damping = 0.1, 0.0, (5.0, 0.0, 0.0)
-        servo = spec.add_actuator(name=f"finger{i}", target=f"gripper_finger_joint{i}", trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        servo = spec.add_actuator(name=f"finger{i}", target=finger.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         servo.set_to_position(kp=400.0, kv=20.0)
         servo.forcerange, servo.forcelimited = (-20.0, 20.0), True
 
