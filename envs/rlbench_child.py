@@ -1,4 +1,4 @@
-"""The program in the simulator's process: answers launch, reset and step until its socket closes.
+"""The program in the simulator's process: answers launch, reset, step and measure until its socket closes.
 
 Started by `envs/rlbench_keeper.py` in a fresh interpreter; asked by `envs/rlbench_process.py`.  RLBench and PyRep are
 imported here and nowhere else.  Torch must not be: PyRep's simulator crashes beside it, so nothing of `wamrl_ray` is
@@ -7,6 +7,7 @@ imported either.
     launch {task, arm_mode, views, resolution, variation}      ──► {}
     reset  {placement_seed, seed, attempts}                    ──► {**observation, attempts, rss_bytes}
     step   {arm, gripper, capture}                             ──► {**observation, reward, terminate, poured}
+    measure {}              ──► sizes and places of Water Plants after a reset, as `envs/rlbench_measure.py` lists them
     observation: joints (7) rad, tip (3) m, gripper_open
 
 A request carries `n`, its reply the same `n` and either `ok` or `error` {type, module, message, stack}.  Frames
@@ -74,6 +75,7 @@ class Simulator:
         version = sim.simGetInt32Parameter(sim.sim_intparam_program_version)
         if version != COPPELIASIM_VERSION:
             raise RuntimeError(f"CoppeliaSim reports version {version}, PyRep needs {COPPELIASIM_VERSION} (4.1.0)")
+        self._coppeliasim = version
         self._task = environment.get_task(getattr(rlbench.tasks, task))
         self._task.set_variation(variation)
         self._views, size = views, (len(views), resolution, resolution, 3)
@@ -106,6 +108,13 @@ class Simulator:
         reply = self._observed(observation, capture)
         return {**reply, "reward": float(reward), "terminate": bool(terminate), "poured": poured}
 
+    def measure(self) -> Json:
+        """What Water Plants looks like in numbers; nothing moves."""
+        from envs import rlbench_measure
+
+        reading = rlbench_measure.measure(rlbench_measure.pyrep_api())
+        return {**reading, "versions": rlbench_measure.versions(self._coppeliasim)}
+
     def _draw(self, on: bool) -> None:
         for camera in self._cameras:
             camera.rgb = on
@@ -137,6 +146,7 @@ def serve(sock: socket.socket, simulator: Simulator) -> None:
         "launch": simulator.launch,
         "reset": simulator.reset,
         "step": simulator.step,
+        "measure": simulator.measure,
     }
     decoder = Decoder()
     while (request := receive(sock, decoder)) is not None:

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from envs.rlbench_wire import BadMessage, Decoder, Message, encode
 
-Operation = Literal["launch", "reset", "step"]
+Operation = Literal["launch", "reset", "step", "measure"]
 
 FAULTS = (
-    "launch_timeout", "reset_timeout", "step_timeout",  # no answer within the deadline
-    "launch_failed", "reset_failed", "step_failed",  # an exception, whose stack the message holds
+    "launch_timeout", "reset_timeout", "step_timeout", "measure_timeout",  # no answer within the deadline
+    "launch_failed", "reset_failed", "step_failed", "measure_failed",  # an exception, whose stack the message holds
     "crashed", "display_failed", "bad_message", "black_frames", "invalid_action", "gave_up",
 )  # fmt: skip
 

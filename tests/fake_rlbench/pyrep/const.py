@@ -1,0 +1,5 @@
+from enum import Enum
+
+
+class PrimitiveShape(Enum):
+    CUBOID = 0

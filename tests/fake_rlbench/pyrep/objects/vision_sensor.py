@@ -1,0 +1,3 @@
+from pyrep.objects import world
+
+VisionSensor = world.Camera
