@@ -81,7 +81,7 @@ class WaterPlantsConfig:
     max_steps: int = 300
     "env steps until truncation: 15 s of simulated time; RLBench has no limit"
     geometry: str | None = None
-    "file of `wamrl calibrate water_plants`; None: the sizes chosen in `envs/water_plants_scene.py`"
+    "file of `wamrl calibrate water_plants`; None: the sizes chosen in `envs/water_plants_geometry.py`"
 
     def __post_init__(self) -> None:
         known = [camera for camera in CAMERAS if camera != "overhead"]

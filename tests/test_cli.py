@@ -14,7 +14,7 @@ from wamrl_ray.metrics import explained, read_metrics
 from wamrl_ray.policy.bases import save_base, shipped_bases
 from wamrl_ray.policy.wam import WAM, WAMConfig
 
-COMMANDS = ("train", "eval", "collect", "pretrain", "dataset", "doctor")
+COMMANDS = ("train", "eval", "collect", "pretrain", "dataset", "calibrate", "doctor")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

@@ -43,6 +43,10 @@ DATASET = """examples:
   wamrl dataset import --data LIBERO_V3 --out data/public --env libero_object --resolution 64 --capture-every 4
 
 docs/datasets.md describes both layouts."""
+CALIBRATE = """example:
+  wamrl calibrate water_plants --out geometry.json --seeds 0 1 2
+
+Needs RLBench and CoppeliaSim; docs/water_plants.md says what is measured and how the file is used."""
 DOCTOR = """example:
   wamrl doctor"""
 
@@ -89,6 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         command("pretrain", "Train a base policy on recorded episodes: video stage, then actions.", PRETRAIN)
     )
     _dataset_options(command("dataset", "Demonstrations to and from a LeRobotDataset v3.0 folder.", DATASET))
+    _calibrate_options(command("calibrate", "Measure RLBench's scene for Water Plants (MuJoCo).", CALIBRATE))
     command("doctor", "Check versions, renderer, devices, memory and every environment.", DOCTOR)
     return parser
 
@@ -166,6 +171,14 @@ def _dataset_options(dataset: argparse.ArgumentParser) -> None:
     read.add_argument("--rotate-180", action="store_true", help="for images as the simulator draws them")
     read.add_argument("--gripper-open-is-one", action="store_true", help="for grippers with 1 open, 0 closed")
     read.add_argument("--cameras", nargs="+", metavar="KEY", help="columns of the views; default: the usual names")
+
+
+def _calibrate_options(calibrate: argparse.ArgumentParser) -> None:
+    calibrate.add_argument("env", choices=("water_plants",), help="whose geometry")
+    calibrate.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
+    calibrate.add_argument(
+        "--seeds", type=not_negative, nargs="+", default=[0, 1, 2], metavar="N", help="placements to measure at"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

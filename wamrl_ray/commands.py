@@ -35,6 +35,10 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> int:
             from wamrl_ray.commands_dataset import run_dataset
 
             return run_dataset(args)
+        case "calibrate":
+            from wamrl_ray.commands_calibrate import run_calibrate
+
+            return run_calibrate(args)
         case "doctor":
             from wamrl_ray.doctor import doctor
 
