@@ -122,7 +122,7 @@ class SimulatorProcess:
             self.fail(f"{operation}_timeout", f"no answer to {operation} within {deadline_s:g} s")
         except BadMessage as error:
             self.fail("bad_message", f"in answer to {operation}: {error}")
-        except OSError:  # the socket was closed by its end
+        except OSError:  # the socket is closed at the other end
             reply = None
         if reply is None:
             self._report_end(operation)

@@ -109,6 +109,17 @@ def test_the_initial_state_places_the_task_whatever_the_seed(make: Any) -> None:
     assert starts[0] == starts[1] != starts[2]
 
 
+def test_what_is_random_after_the_start_is_a_function_of_the_seed(make: Any) -> None:
+    env, ends = make(), []
+    for seed in (0, 1, 0):
+        env.reset_to(0, 4, seed)
+        steps = int(np.floor((abs(pot_of(4)) - 0.05) / 0.05)) + 1
+        chunk = env.step_chunk(np.tile(towards(pot_of(4)), (steps, 1)), capture_at=(steps,))
+        assert chunk.success
+        ends.append(chunk.captures[steps].frames.tobytes())
+    assert ends[0] == ends[2] != ends[1]
+
+
 def test_a_task_gives_the_environment_its_name_and_instruction(make: Any) -> None:
     spec = make(instruction="water it").env_spec
     assert (spec.name, spec.instructions) == ("rlbench_water_plants", ("water it",))

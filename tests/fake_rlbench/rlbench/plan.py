@@ -68,7 +68,7 @@ def strike(place: str) -> None:
         case "not_json":
             _answer(struct.pack("<4sI", b"WRL1", 4) + b"\xff\xfe{}")
         case "twice":
-            _answer(struct.pack("<4sI", b"WRL1", 2) + b"{}")
+            _answer(struct.pack("<4sI", b"WRL1", 15) + b'{"n":0,"ok":{}}')
         case "chatter":
             for _ in range(4000):
                 print("x" * 99, flush=True)
