@@ -1,10 +1,15 @@
-"""How much faster and smaller our LIBERO is than the stock one, with the same actions and the same pictures.
+"""How fast and small the simulated environments are: LIBERO against the stock one, and Water Plants (MuJoCo).
 
     python -m benchmarks.env_speed --json OUT [--task 0] [--chunks 8] [--resolution 96]
+    python -m benchmarks.env_speed --env water_plants --json OUT [--resolution 128]
 
-Stock draws both cameras in every step and compiles the scene at every reset; ours executes chunks of 8, captured at 4
-and 8, and resets softly.  Both run in this process, in turns, so that a busy machine slows both; the frames at captured
-steps are asserted to be equal byte for byte.  Memory is measured in a process of its own for each, after the same work.
+Stock LIBERO draws both cameras in every step and compiles the scene at every reset; ours executes chunks of 8, captured
+at 4 and 8, and resets softly.  Both run in this process, in turns, so that a busy machine slows both; the frames at
+captured steps are asserted to be equal byte for byte.  Memory is measured in a process of its own for each, after the
+same work.
+
+Water Plants (MuJoCo) has no stock version: `tick_ms` and `render_ms` are milliseconds of a control tick and of drawing
+both policy cameras, means over whole episodes of the scripted expert, grasp and pouring included.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from numpy.typing import NDArray
 from envs.libero import CAMERAS, DUMMY_ACTION, LiberoConfig, LiberoEnv
 from envs.libero_stock import load_suite, quiet
 from envs.render import choose_renderer
+from envs.water_plants import WaterPlantsConfig, WaterPlantsEnv
 
 CHUNK, CAPTURE_AT, RESETS, INIT_STATE, SEED = 8, (4, 8), 5, 0, 0
 
@@ -107,10 +113,52 @@ def measure(config: LiberoConfig, task_id: int, chunks: int) -> dict[str, float]
     }
 
 
-def rss_mib(which: Literal["stock", "ours"], config: LiberoConfig, task_id: int) -> float:
+def measure_water_plants(config: WaterPlantsConfig, episodes: int) -> dict[str, float]:
+    from envs.water_plants_expert import WaterPlantsExpert
+
+    env = WaterPlantsEnv(config, split="train")
+    start = time.perf_counter()
+    env.reset_to(0, 0, SEED)
+    build_s = time.perf_counter() - start
+    expert = WaterPlantsExpert(env)
+    tick_s = render_s = reset_s = 0.0
+    ticks = renders = successes = 0
+    for episode in range(episodes):
+        start = time.perf_counter()
+        env.reset_to(0, episode, SEED)
+        reset_s += time.perf_counter() - start
+        chunk = None
+        while chunk is None or not (chunk.terminated or chunk.truncated):
+            action = expert.act()[None]
+            start = time.perf_counter()
+            chunk = env.step_chunk(action, ())
+            tick_s += time.perf_counter() - start
+            start = time.perf_counter()
+            env._frames()
+            render_s += time.perf_counter() - start
+            renders += 1
+        ticks += int(chunk.info["ticks"])
+        successes += chunk.success
+    return {
+        "render_ms": 1e3 * render_s / renders,
+        "tick_ms": 1e3 * tick_s / ticks,
+        "reset_to_ms": 1e3 * reset_s / episodes,
+        "build_s": build_s,
+        "ticks": ticks,
+        "episodes": episodes,
+        "successes": successes,
+    }
+
+
+def rss_mib(which: Literal["stock", "ours"], config: LiberoConfig | WaterPlantsConfig, task_id: int) -> float:
     """MiB of resident memory after one reset and one chunk, of this process."""
-    actions = np.zeros((CHUNK, 7), np.float32)
     env: Any
+    if isinstance(config, WaterPlantsConfig):
+        env = WaterPlantsEnv(config, split="train")
+        env.reset_to(task_id, INIT_STATE, SEED)
+        env.step_chunk(np.zeros((CHUNK, 8), np.float32), CAPTURE_AT)
+        return resident_mib()
+    actions = np.zeros((CHUNK, 7), np.float32)
     if which == "stock":
         env = Stock(config, task_id)
         env.reset(INIT_STATE, SEED)
@@ -130,19 +178,26 @@ def resident_mib() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here, as one flat JSON object")
+    parser.add_argument("--env", choices=["libero", "water_plants"], default="libero")
     parser.add_argument("--suite", default="libero_object")
     parser.add_argument("--task", type=int, default=0)
     parser.add_argument("--chunks", type=int, default=8, help="chunks of 8 env steps that are timed")
-    parser.add_argument("--resolution", type=int, default=96)
+    parser.add_argument("--episodes", type=int, default=10, help="episodes of the expert (water_plants)")
+    parser.add_argument("--resolution", type=int, help="default: 96, water_plants 128")
     parser.add_argument("--rss", choices=["stock", "ours"], help="print the resident memory of one side, MiB, and end")
     args = parser.parse_args()
-    config = LiberoConfig(suite=args.suite, resolution=args.resolution)
+    config: LiberoConfig | WaterPlantsConfig = LiberoConfig(suite=args.suite, resolution=args.resolution or 96)
+    if args.env == "water_plants":
+        config = WaterPlantsConfig(resolution=args.resolution or 128)
     choose_renderer()
     if args.rss:
         print(json.dumps(rss_mib(args.rss, config, args.task)))
         return
-    figures = measure(config, args.task, args.chunks)
-    for which in ("stock", "ours"):
+    if isinstance(config, WaterPlantsConfig):
+        figures = measure_water_plants(config, args.episodes)
+    else:
+        figures = measure(config, args.task, args.chunks)
+    for which in ("ours",) if args.env == "water_plants" else ("stock", "ours"):
         command = [sys.executable, "-m", "benchmarks.env_speed", *sys.argv[1:], "--rss", which]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True, timeout=300

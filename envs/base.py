@@ -82,6 +82,10 @@ class ChunkEnv(gymnasium.Env[GymObs, NDArray[np.float32]]):
     def _state(self) -> NDArray[np.float32]:
         """(S,) float32 after the last reset or step; a fresh array."""
 
+    def _info(self) -> dict[str, float]:
+        """The task's own figures after the last reset or step, by name; part of gymnasium's info and of the records."""
+        return {}
+
     # ------------------------------------------------------------------------------------ chunks
 
     def reset_to(self, task_id: int, init_state_id: int, seed: int) -> Observation:
@@ -132,6 +136,7 @@ class ChunkEnv(gymnasium.Env[GymObs, NDArray[np.float32]]):
             success=self._success,
             terminated=terminated,
             truncated=truncated,
+            info=self._info(),
         )
 
     # ------------------------------------------------------------------------------------ gymnasium
@@ -160,7 +165,8 @@ class ChunkEnv(gymnasium.Env[GymObs, NDArray[np.float32]]):
         return obs, chunk.reward, chunk.terminated, chunk.truncated, self._episode()
 
     def _episode(self) -> dict[str, Any]:
-        return {"task_id": self._task_id, "init_state_id": self._init_state_id, "success": self._success}
+        start = {"task_id": self._task_id, "init_state_id": self._init_state_id}
+        return {**start, "success": self._success, **self._info()}
 
     # ------------------------------------------------------------------------------------ checks
 

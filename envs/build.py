@@ -11,9 +11,10 @@ from envs.counting import CountingConfig, CountingEnv
 from envs.libero import LiberoConfig, LiberoEnv
 from envs.reach import ReachConfig, ReachEnv
 from envs.rlbench import RLBenchConfig, RLBenchEnv
+from envs.water_plants import WaterPlantsConfig, WaterPlantsEnv
 from wamrl_ray.types import Split
 
-EnvConfig = LiberoConfig | ReachConfig | CountingConfig | RLBenchConfig
+EnvConfig = LiberoConfig | WaterPlantsConfig | ReachConfig | CountingConfig | RLBenchConfig
 
 
 def make_env(config: EnvConfig, split: Split) -> ChunkEnv:
@@ -21,6 +22,8 @@ def make_env(config: EnvConfig, split: Split) -> ChunkEnv:
     match config:
         case LiberoConfig():
             return LiberoEnv(config, split)
+        case WaterPlantsConfig():
+            return WaterPlantsEnv(config, split)
         case ReachConfig():
             return ReachEnv(config, split)
         case CountingConfig():

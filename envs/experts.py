@@ -75,6 +75,14 @@ def smoothstep(x: float, low: float, high: float) -> float:
     return u * u * (3.0 - 2.0 * u)
 
 
+def rotation_vector(matrix: Vec) -> Vec:
+    """(3,) axis times angle (rad) of a rotation matrix (3, 3)."""
+    axis = np.array([matrix[2, 1] - matrix[1, 2], matrix[0, 2] - matrix[2, 0], matrix[1, 0] - matrix[0, 1]]) / 2
+    sine = float(np.sqrt(axis @ axis))
+    angle = float(np.arctan2(sine, (np.trace(matrix) - 1.0) / 2))
+    return axis * (angle / sine if sine > 1e-9 else 1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grasp:
     """Where the object would be grasped as it lies now. Lengths in metres, world frame."""
@@ -106,6 +114,9 @@ class LiberoObjectExpert:
     `grasp_offset_m` (x, y) displaces the grasp point the expert believes in: a deliberate, reproducible misjudgement
     for measuring grasp tolerance and for demonstrations that miss.
     """
+
+    action_noise = np.array([1, 1, 1, 0.3, 0.3, 0.3, 0], np.float32)
+    opening: tuple[int, float] | None = (6, -1.0)
 
     def __init__(
         self, env: LiberoEnv, *, gains: Gains | None = None, grasp_offset_m: tuple[float, float] = (0.0, 0.0)
@@ -241,11 +252,7 @@ class LiberoObjectExpert:
     def _turn(rotation: Vec, closing: Vec) -> Vec:
         """(3,) axis-angle, world frame, that turns the hand straight down with its closing axis along `closing`."""
         first, down = np.array([*closing, 0.0]), np.array([0.0, 0.0, -1.0])
-        change = np.stack([first, np.cross(down, first), down], axis=1) @ rotation.T
-        axis = np.array([change[2, 1] - change[1, 2], change[0, 2] - change[2, 0], change[1, 0] - change[0, 1]]) / 2
-        sine = float(np.sqrt(axis @ axis))
-        angle = float(np.arctan2(sine, (np.trace(change) - 1.0) / 2))
-        return axis * (angle / sine if sine > 1e-9 else 1.0)
+        return rotation_vector(np.stack([first, np.cross(down, first), down], axis=1) @ rotation.T)
 
     def _corners(self) -> Vec:
         """(G, 8, 3) corners of the object's collision boxes, world frame."""
@@ -288,6 +295,9 @@ class LiberoObjectExpert:
 
 class ReachExpert:
     """Moves straight to the named disc of `envs/reach.py`, as fast as it may. Reads the point and the disc."""
+
+    action_noise = np.ones(2, np.float32)
+    opening: tuple[int, float] | None = None
 
     def __init__(self, env: ReachEnv) -> None:
         self._env = env

@@ -24,7 +24,7 @@ TICK_S = 0.05
 "seconds of simulated time per action; RLBench's 20 Hz"
 CAMERAS = ("left_shoulder", "right_shoulder", "overhead", "wrist", "front")
 NUM_JOINTS, STATE_DIM, ACTION_DIM = 7, 11, 8
-INIT_STATES: dict[Split, range] = {"train": range(0, 800), "held_out": range(800, 1000)}
+INIT_STATES: dict[Split, range] = {"train": range(0, 10_000), "held_out": range(10_000, 11_000)}
 "An initial state is a seed: RLBench places a task at random and has no list of starts."
 
 

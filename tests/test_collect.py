@@ -14,6 +14,7 @@ import pytest
 
 from envs.build import make_env
 from envs.counting import CountingConfig
+from envs.experts import LiberoObjectExpert
 from envs.libero import LiberoConfig
 from envs.reach import ReachConfig, ReachEnv
 from tests.test_demonstrations import assert_same, contents, index_lines
@@ -87,9 +88,9 @@ def test_of_a_policys_decisions_the_expert_takes_its_share() -> None:
 
 
 def test_a_miss_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    never_closes = SimpleNamespace(act=lambda: -np.ones(7, np.float32))
-    monkeypatch.setattr(collect_expert, "make_expert", lambda env, offset: never_closes)
-    arm: Any = SimpleNamespace(env_spec=SimpleNamespace(action_dim=7))
+    never_closes = SimpleNamespace(act=lambda: -np.ones(7, np.float32), opening=(6, -1.0))
+    monkeypatch.setattr(collect_expert, "make_expert", lambda env, offset=None: never_closes)
+    arm: Any = None
     miss = MissedGrasp(arm, CollectConfig(miss_share=1.0, miss_steps=3), np.random.default_rng(0))
     label = np.zeros(7, np.float32)
     assert [bool((miss(label) == label).all()) for _ in range(5)] == [False, False, False, True, True]
@@ -106,7 +107,8 @@ def test_another_collection_seed_goes_on_with_the_states() -> None:
 
 def test_the_gripper_is_forced_open_now_and_then_and_never_gets_noise() -> None:
     config = CollectConfig(open_rate=0.05, noise_share=1.0)
-    disturb = Disturbance(config, np.random.default_rng(0), action_dim=7)
+    an_arm: Any = SimpleNamespace(action_noise=LiberoObjectExpert.action_noise, opening=LiberoObjectExpert.opening)
+    disturb = Disturbance(config, np.random.default_rng(0), an_arm)
     closing = np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
     gripper = [float(disturb(closing)[6]) for _ in range(400)]
     assert set(gripper) == {-1.0, 1.0} and 0.1 < gripper.count(-1.0) / 400 < 0.6

@@ -20,11 +20,13 @@ from envs.counting import CountingConfig
 from envs.libero import LiberoConfig
 from envs.reach import ReachConfig, layout
 from envs.rlbench import RLBenchConfig
+from envs.water_plants import WaterPlantsConfig
 from tests.rlbench_fake import install
 
 CONFIGS: dict[str, EnvConfig] = {
     "reach": ReachConfig(),
     "counting": CountingConfig(),
+    "water_plants": WaterPlantsConfig(resolution=32, max_steps=12),
     "libero": LiberoConfig(tasks=(0,), resolution=32, settle_steps=2, max_steps=12),
     "rlbench": RLBenchConfig(resolution=32, max_steps=12),
 }
@@ -40,7 +42,13 @@ def fake_rlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(
     scope="module",
-    params=["reach", "counting", pytest.param("libero", marks=[pytest.mark.sim, pytest.mark.timeout(600)]), "rlbench"],
+    params=[
+        "reach",
+        "counting",
+        pytest.param("water_plants", marks=pytest.mark.sim),
+        pytest.param("libero", marks=[pytest.mark.sim, pytest.mark.timeout(600)]),
+        "rlbench",
+    ],
 )
 def env(request: pytest.FixtureRequest) -> Iterator[ChunkEnv]:
     if request.param == "rlbench":

@@ -104,7 +104,7 @@ def _train_options(train: argparse.ArgumentParser) -> None:
 
 def _eval_options(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("--checkpoint", required=True, metavar="NAME_OR_DIR")
-    evaluate.add_argument("--env", required=True, metavar="NAME", help="reach or a LIBERO suite, as libero_object")
+    evaluate.add_argument("--env", required=True, metavar="NAME", help="reach, water_plants or a LIBERO suite")
     evaluate.add_argument("--split", choices=("train", "held_out"), default="held_out", help="initial states")
     evaluate.add_argument("--episodes", type=positive, metavar="N", help="spread evenly over tasks")
     evaluate.add_argument("--tasks", type=int, nargs="+", metavar="ID", help="LIBERO task ids; default: all")
@@ -122,7 +122,7 @@ def _eval_options(evaluate: argparse.ArgumentParser) -> None:
 
 
 def _collect_options(collect: argparse.ArgumentParser) -> None:
-    collect.add_argument("--env", required=True, metavar="NAME", help="reach or a LIBERO suite, as libero_object")
+    collect.add_argument("--env", required=True, metavar="NAME", help="reach, water_plants or a LIBERO suite")
     collect.add_argument("--tasks", type=int, nargs="+", metavar="ID", help="task ids; default: all")
     collect.add_argument("--episodes", type=positive, required=True, metavar="N", help="per task")
     collect.add_argument("--out", type=Path, required=True, metavar="DIR", help="what is there already is kept")

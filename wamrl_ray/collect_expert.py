@@ -74,6 +74,11 @@ def _require(condition: bool, name: str, value: object, remedy: str) -> None:
 
 
 class Expert(Protocol):
+    action_noise: Action
+    "(A,) which part of the noise a dimension takes: 1 all of it, 0 none (grippers)"
+    opening: tuple[int, float] | None
+    "the action dimension that opens the gripper, and the value that does; None: nothing is grasped"
+
     def act(self) -> Action: ...
 
 
@@ -85,37 +90,42 @@ def make_expert(env: ChunkEnv, grasp_offset_m: tuple[float, float] = (0.0, 0.0))
     from envs.experts import LiberoObjectExpert, ReachExpert
     from envs.libero import LiberoEnv
     from envs.reach import ReachEnv
+    from envs.water_plants import WaterPlantsEnv
+    from envs.water_plants_expert import WaterPlantsExpert
 
     match env:
         case LiberoEnv() if env.env_spec.name == "libero_object":
             return LiberoObjectExpert(env, grasp_offset_m=grasp_offset_m)
+        case WaterPlantsEnv():
+            return WaterPlantsExpert(env, grasp_offset_m=grasp_offset_m)
         case ReachEnv():
             return ReachExpert(env)
         case _:
-            raise ValueError(f"env = {env.env_spec.name!r}: no scripted expert, use libero_object or reach")
+            name = env.env_spec.name
+            raise ValueError(f"env = {name!r}: no scripted expert, use libero_object, water_plants or reach")
 
 
 class Disturbance:
     """Turns the expert's action into the executed one; all randomness from one generator."""
 
-    def __init__(self, config: CollectConfig, rng: np.random.Generator, action_dim: int) -> None:
-        self._config, self._rng, self._dim = config, rng, action_dim
-        self._noise, self._noise_left, self._open_left = np.zeros(action_dim, np.float32), 0, 0
-        self._gripper = action_dim == 7
+    def __init__(self, config: CollectConfig, rng: np.random.Generator, expert: Expert) -> None:
+        self._config, self._rng, self._expert = config, rng, expert
+        self._noise, self._noise_left, self._open_left = np.zeros_like(expert.action_noise), 0, 0
 
     def __call__(self, action: Action) -> Action:
         c, rng = self._config, self._rng
         if self._noise_left == 0:
             self._noise_left = int(rng.integers(1, c.noise_hold + 1))
             on = rng.random() < c.noise_share
-            self._noise = (rng.normal(0.0, c.noise_std, self._dim) * on).astype(np.float32)
+            self._noise = (rng.normal(0.0, c.noise_std, len(self._noise)) * on).astype(np.float32)
         self._noise_left -= 1
-        executed = action + self._noise
-        if self._gripper:
-            executed[3:6] = action[3:6] + 0.3 * self._noise[3:6]
+        executed = action + self._expert.action_noise * self._noise
+        if self._expert.opening is not None:
+            gripper, wide = self._expert.opening
             if rng.random() < c.open_rate:
                 self._open_left = c.noise_hold
-            executed[6] = -1.0 if self._open_left > 0 else action[6]
+            if self._open_left > 0:
+                executed[gripper] = wide
             self._open_left = max(0, self._open_left - 1)
         clipped: Action = np.clip(executed, -1.0, 1.0)
         return clipped
@@ -125,17 +135,19 @@ class MissedGrasp:
     """Acts as an expert that aims beside the object, until its fingers have been told to close for `hold` steps."""
 
     def __init__(self, env: ChunkEnv, config: CollectConfig, rng: np.random.Generator, hold: int = 10) -> None:
+        self._opening = make_expert(env).opening
         share, angle, radius = rng.random(), rng.uniform(0.0, 2.0 * np.pi), rng.uniform(*config.miss_m)
         offset = (float(radius * np.cos(angle)), float(radius * np.sin(angle)))
-        self._expert = make_expert(env, offset) if env.env_spec.action_dim == 7 and share < config.miss_share else None
+        self._expert = make_expert(env, offset) if self._opening and share < config.miss_share else None
         self._left, self._steps_left = hold, config.miss_steps
 
     def __call__(self, action: Action) -> Action:
         """The misjudged action; the expert's own once the miss is done with."""
-        if self._expert is None or self._left == 0 or self._steps_left == 0:
+        if self._expert is None or self._opening is None or self._left == 0 or self._steps_left == 0:
             return action
+        gripper, wide = self._opening
         misjudged = self._expert.act()
-        self._left -= int(misjudged[6] > 0)
+        self._left -= int(misjudged[gripper] * wide < 0)
         self._steps_left -= 1
         return misjudged
 
@@ -151,7 +163,7 @@ def demonstrate(
     first = env.reset_to(task_id, init_state_id, seed)
     expert, spec = make_expert(env), env.env_spec
     limit = min(config.max_steps or spec.max_steps, spec.max_steps)
-    disturb, misjudge = Disturbance(config, rng, spec.action_dim), MissedGrasp(env, config, rng)
+    disturb, misjudge = Disturbance(config, rng, expert), MissedGrasp(env, config, rng)
     driver = _policy_driver(policy, spec.instructions[task_id], rng, config) if policy is not None else None
 
     frames, obs_step, states = [first.frames], [0], [first.state]

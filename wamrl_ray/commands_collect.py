@@ -10,7 +10,7 @@ from wamrl_ray.config_files import ConfigError, load_tree
 from wamrl_ray.preflight import check_fit, check_renderer, describe_env, env_config, load_policy
 from wamrl_ray.types import EnvSpec
 
-EXPERTS = ("libero_object", "reach")
+EXPERTS = ("libero_object", "water_plants", "reach")
 """environments that `collect_expert.make_expert` has an expert for"""
 
 

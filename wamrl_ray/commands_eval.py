@@ -53,7 +53,8 @@ def run_eval(args: argparse.Namespace) -> int:
     if not args.imagination:
         for task in result["tasks"]:
             print(f"task {task['task_id']:2d}  {success_text(task)}  {task['instruction']}")
-        print(f"success  {success_text(result)}  ({result['env']}, {result['split']}; written to {args.json})")
+        world = f"{result['env']} on {result['simulator']}, {result['split']}"
+        print(f"success  {success_text(result)}  ({world}; written to {args.json})")
     return 0
 
 

@@ -70,7 +70,7 @@ def measure_imagination(config: Config, policy: WAM, args: argparse.Namespace) -
     print(table(summary))
     print(
         f"mean pixel error {offset} env steps ahead, over {summary['decisions']} decisions of {count} expert episodes "
-        f"({successes} successes)  ({spec.name}, {args.split})"
+        f"({successes} successes)  ({spec.name} on {spec.simulator}, {args.split})"
     )
     if args.json is not None:
         sheet = write_sheet(args.json.with_suffix(".png"), list(shown.values()), spec.views)

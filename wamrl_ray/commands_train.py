@@ -43,8 +43,9 @@ def train(args: argparse.Namespace, rest: Sequence[str]) -> int:
     (run_dir / "error.log").unlink(missing_ok=True)  # of an earlier attempt
     with Progress(config.iterations) as progress, Recorder(run_dir, progress) as recorder:
         summary = _run(config, run_dir, args.local, args.resume, recorder)
-    write_curves(run_dir)
-    print(f"run folder {run_dir}")
+    world = f"{summary['env']} on {summary['simulator']}"
+    write_curves(run_dir, world)
+    print(f"run folder {run_dir}; {world}")
     if summary["stopped"]:
         print(f"stopped after {summary['iterations']} iterations; continue with --resume auto")
     else:

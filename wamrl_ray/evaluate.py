@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from wamrl_ray.rollout import EpisodeSummary
+from wamrl_ray.rollout import EpisodeSummary, mean_info
 from wamrl_ray.training import RolloutPool
 from wamrl_ray.types import EnvSpec, Pair, Split, Ticket
 
@@ -62,6 +62,7 @@ def evaluate(
         "split": split,
         "pair": asdict(pair),
         **_count(rows),
+        "info": mean_info(rows),
         "distinct_starts": len(starts),
         "repeats": len(tickets) - len(starts),
         "tasks": [
@@ -98,4 +99,5 @@ def _row(row: EpisodeSummary) -> dict[str, Any]:
         "success_step": row.success_step,
         "env_steps": row.env_steps,
         "env_reward": row.env_reward,
+        "info": dict(row.info),
     }

@@ -101,6 +101,13 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
     "rollout/env_steps": ("env steps", "of the iteration"),
     "rollout/episode_length_steps": ("env steps", "mean per episode"),
     "rollout/episodes": ("episodes", "of the iteration"),
+    "rollout/info/drops_in_pot": ("drops", "mean at the episodes' ends, of five (water_plants)"),
+    "rollout/info/poured": ("share", "episodes in which water was poured (water_plants)"),
+    "rollout/info/success_without_pour": (
+        "share",
+        "episodes in which the can was where the drops should be before any was poured (water_plants)",
+    ),
+    "rollout/info/ticks": ("ticks", "mean of control ticks; a gripper that moves takes more than one (water_plants)"),
     "rollout/reissued_tickets": ("tickets", "given out again since the start after a failed attempt"),
     "rollout/staleness_max_updates": ("pairs", "committed between acting and consuming, worst episode"),
     "rollout/staleness_updates": ("pairs", "committed between acting and consuming, mean; 0 in a synchronous run"),

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from wamrl_ray.policy.flow_sde import SamplerConfig
     from wamrl_ray.policy.wam import WAM
 
-ENV_NAMES = "reach, counting, a LIBERO suite such as libero_object, or an RLBench task such as rlbench_water_plants"
+ENV_NAMES = (
+    "reach, counting, water_plants, a LIBERO suite such as libero_object, or an RLBench task such as rlbench_water_plants"
+)
 
 
 def check_run(config: Config) -> EnvSpec:
@@ -83,7 +85,7 @@ def check_fit(policy: PolicySpec, env: EnvSpec, base: str | Path) -> None:
 
 def check_renderer(env: EnvConfig) -> None:
     """An off-screen GL context can be made, if this environment draws with one."""
-    if env.kind != "libero":
+    if env.kind not in ("libero", "water_plants"):
         return
     from envs.render import probe_renderer
 
@@ -99,12 +101,15 @@ def env_config(name: str, resolution: int | None = None) -> EnvConfig:
     from envs.libero import LiberoConfig
     from envs.reach import ReachConfig
     from envs.rlbench import RLBenchConfig
+    from envs.water_plants import WaterPlantsConfig
 
     env: EnvConfig
     if name == "reach":
         env = ReachConfig()
     elif name == "counting":
         env = CountingConfig()
+    elif name == "water_plants":
+        env = WaterPlantsConfig()
     elif name.startswith("libero"):
         env = LiberoConfig(suite=name)
     elif name.startswith("rlbench_"):

@@ -84,8 +84,8 @@ def _labelled(frames: NDArray[np.uint8], labels: Sequence[str]) -> NDArray[np.ui
     return np.concatenate([np.stack(bars), frames], axis=1)
 
 
-def write_curves(run_dir: Path) -> Path | None:
-    """Draw `curves.png` from the run's metrics; None if there are none yet."""
+def write_curves(run_dir: Path, title: str = "") -> Path | None:
+    """Draw `curves.png` from the run's metrics; None if there are none yet.  `title`: environment and simulator."""
     lines = read_metrics(run_dir)
     if not lines:
         return None
@@ -93,6 +93,7 @@ def write_curves(run_dir: Path) -> Path | None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6), layout="constrained")
+    figure.suptitle(title, fontsize=10)
     for axes, (name, title) in zip(np.ravel(figure.subplots(2, 2)), CURVES, strict=True):
         points = [(line["iteration"] + 1, line[name]) for line in lines if name in line]
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3)

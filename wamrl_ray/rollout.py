@@ -41,6 +41,8 @@ class EpisodeSummary:
     env_reward: float
     "sum of the environment's rewards"
     error: str | None = None
+    info: Mapping[str, float] = field(default_factory=dict)
+    "the task's own figures at the end, by name"
 
 
 def rollout(env: Env, policy: Policy, ticket: Ticket, pair: Pair) -> Episode:
@@ -75,6 +77,7 @@ class Progress:
         self._trace = _Trace(observations=[self._observation], obs_step=[0])
         self._steps, self._terminated, self._truncated, self._success_step = 0, False, False, -1
         self._error: str | None = None
+        self._info: Mapping[str, float] = {}
 
     @property
     def done(self) -> bool:
@@ -111,7 +114,7 @@ class Progress:
             trace.observations.append(chunk.captures[offset])
             trace.obs_step.append(self._steps + offset)
         self._steps += chunk.steps
-        self._terminated, self._truncated = chunk.terminated, chunk.truncated
+        self._terminated, self._truncated, self._info = chunk.terminated, chunk.truncated, chunk.info
         if chunk.success and self._success_step < 0:
             self._success_step = self._steps
         if not self.done:
@@ -131,6 +134,7 @@ class Progress:
             terminated=self._terminated,
             truncated=self._truncated,
             error=error,
+            info=self._info,
         )
 
 
@@ -146,7 +150,14 @@ def summarise(episode: Episode) -> EpisodeSummary:
         nbytes=episode.nbytes,
         env_reward=float(episode.env_reward.sum()),
         error=episode.error,
+        info=episode.info,
     )
+
+
+def mean_info(rows: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """The task's own figures, each the mean over the episodes that have it."""
+    names = sorted({name for row in rows for name in row.info})
+    return {name: float(np.mean([row.info[name] for row in rows if name in row.info])) for name in names}
 
 
 @dataclass
@@ -172,6 +183,7 @@ class _Trace:
         terminated: bool,
         truncated: bool,
         error: str | None,
+        info: Mapping[str, float],
     ) -> Episode:
         sample = self.decisions[0] if self.decisions else self.unusable
         assert sample is not None, "an episode has at least one decision, sound or not"
@@ -200,6 +212,7 @@ class _Trace:
             terminated=terminated,
             truncated=truncated,
             error=error,
+            info=dict(info),
             versions={"environment": env_spec.name, "simulator": env_spec.simulator, **package_versions()},
         )
 

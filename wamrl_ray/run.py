@@ -120,6 +120,8 @@ class System:
             "broker": self.broker.state(),
             "base_evaluation": self.base_evaluation,
             "wall_s": self.wall_s,
+            "env": self.env_spec.name,
+            "simulator": self.env_spec.simulator,
         }
         parts = {
             "config.json": checkpoints.json_part(asdict(self.config)),

@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from wamrl_ray.rollout import EpisodeSummary
+from wamrl_ray.rollout import EpisodeSummary, mean_info
 from wamrl_ray.store import EpisodeStore
 from wamrl_ray.tickets import TicketOffice
 from wamrl_ray.types import Metrics, Pair, Snapshot, Ticket, finite, seed_sequence
@@ -231,6 +231,7 @@ class TrainingLoop:
             "rollout/staleness_max_updates": max(staleness),
             "rollout/total_episodes": float(self.episodes),
             "rollout/total_env_steps": float(self.env_steps),
+            **{f"rollout/info/{name}": value for name, value in mean_info(rows).items()},
         }
 
     def _sft_batch(self, results: Sequence[tuple[EpisodeSummary, Handle]]) -> tuple[list[Handle], Metrics]:

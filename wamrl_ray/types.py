@@ -97,6 +97,8 @@ class Chunk:
     success: bool
     terminated: bool
     truncated: bool
+    info: Mapping[str, float] = field(default_factory=dict)
+    "the task's own figures after the last of them, by name"
 
 
 class Env(Protocol):
@@ -198,6 +200,8 @@ class Episode:
     truncated: bool
     error: str | None = None
     "why the episode is unusable (non-finite action, simulator failure), else None"
+    info: Mapping[str, float] = field(default_factory=dict)
+    "the task's own figures at its end, by name; empty if it has none"
     versions: Mapping[str, str] = field(default_factory=dict)
     "environment, simulator and package versions"
 
