@@ -5,6 +5,7 @@ Whatever can hang or crash (a simulator, a GL context) runs in a process of its 
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import shutil
 import subprocess
@@ -43,12 +44,18 @@ class Problem(Exception):
     """A failed check; the message is finding and remedy."""
 
 
+class Absent(Exception):
+    """Something optional is not here, which is no failure; the message says what it would take."""
+
+
 def doctor() -> bool:
-    """Run every check, print each result, return whether all passed."""
+    """Run every check, print each result, return whether all passed; what is optional and absent passes."""
     passed = True
     for name, check in _checks():
         try:
             print(f"ok    {name}: {check()}", flush=True)
+        except Absent as absent:
+            print(f"--    {name}: {absent}", flush=True)
         except Problem as problem:
             passed = False
             print(f"FAIL  {name}: {problem}", flush=True)
@@ -64,7 +71,8 @@ def _checks() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "memory", _memory
     yield "object store", _object_store
     yield "base checkpoints", _bases
-    for name in ("counting", "reach", "libero_object"):
+    yield "RLBench", _rlbench
+    for name in ("counting", "reach", "libero_object", "water_plants"):
         yield f"env {name}", partial(_environment, name)
 
 
@@ -123,6 +131,19 @@ def _bases() -> str:
         return ", ".join(f"{name} (interface {load_base(name).interface_digest})" for name in names)
     except ValueError as error:
         raise Problem(f"{error}: {REINSTALL}") from None
+
+
+def _rlbench() -> str:
+    """RLBench is optional: none of it is fine, half of it (PyPI's `pyrep` counts as half) is not."""
+    from envs.rlbench_install import missing
+
+    lines = missing()
+    if not lines:
+        return "CoppeliaSim, PyRep, RLBench and Xvfb are installed (not launched here)"
+    steps = "".join(f"\n      - {line}" for line in lines)
+    if all(importlib.util.find_spec(name) is None for name in ("pyrep", "rlbench")):
+        raise Absent(f"not installed (optional): see docs/rlbench.md{steps}")
+    raise Problem(f"half installed: finish it, or uninstall pyrep and rlbench{steps}")
 
 
 def _environment(name: str) -> str:

@@ -1,0 +1,116 @@
+"""`wamrl doctor` on RLBench: absent is fine, half installed is not, and PyPI's `pyrep` is told from the real one.
+
+Every case is a folder of packages of its own, put before the installed ones for a fresh interpreter.  The packages hold
+no code: the check must not import them, so each would end the interpreter if it were.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CHECK = """
+from wamrl_ray import doctor
+doctor._checks = lambda: iter([("RLBench", doctor._rlbench)])
+raise SystemExit(0 if doctor.doctor() else 1)
+"""
+SUICIDE = "import os\nos._exit(70)\n"
+IMPOSTOR = ("pyrep/__init__.py", "pyrep/Repository.py", "pyrep/__pkginfo__.py")
+"""The files of PyPI's `pyrep` 3.2.0, which keeps Python objects in folders."""
+PYREP = ("pyrep/__init__.py", "pyrep/pyrep.py", "pyrep/backend/__init__.py", "pyrep/backend/_sim_cffi.so")
+RLBENCH = ("rlbench/__init__.py", "rlbench/action_modes/__init__.py", "rlbench/action_modes/action_mode.py")
+LIBRARIES = ("pyquaternion/__init__.py", "natsort/__init__.py")
+ABSENT, HALF = "--    RLBench: not installed (optional)", "FAIL  RLBench: half installed"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """An empty folder of packages."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    return folder
+
+
+def put(folder: Path, *files: str) -> None:
+    for name in files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SUICIDE if path.suffix == ".py" else "", encoding="utf-8")
+
+
+def simulator(folder: Path) -> Path:
+    """A folder that looks like CoppeliaSim's."""
+    root = folder / "CoppeliaSim_Edu_V4_1_0_Ubuntu20_04"
+    put(root, "libcoppeliaSim.so")
+    return root
+
+
+def display_server(folder: Path) -> Path:
+    """A folder for PATH with a program called Xvfb."""
+    put(folder / "bin", "Xvfb")
+    (folder / "bin" / "Xvfb").chmod(0o755)
+    return folder / "bin"
+
+
+def examine(site: Path, *, root: Path | None = None, programs: Path | None = None) -> tuple[int, str]:
+    """Exit code and output of the check where these are installed."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COPPELIASIM")}
+    env |= {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), "PATH": str(programs or site)}
+    if root is not None:
+        env["COPPELIASIM_ROOT"] = str(root)
+    done = subprocess.run([sys.executable, "-c", CHECK], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_a_machine_without_rlbench_passes_and_reads_every_step(site: Path) -> None:
+    code, out = examine(site)
+    assert code == 0 and out.startswith(ABSENT)
+    first, *steps = out.splitlines()
+    assert "docs/rlbench.md" in first
+    for step, named in zip(steps, ("COPPELIASIM_ROOT", "Xvfb", "pyrep", "rlbench"), strict=True):
+        assert named in step and ": " in step, "finding: remedy"
+
+
+def test_a_step_already_done_is_not_named(site: Path, tmp_path: Path) -> None:
+    code, out = examine(site, root=simulator(tmp_path), programs=display_server(tmp_path))
+    assert code == 0 and out.startswith(ABSENT)
+    assert "libcoppeliaSim.so" not in out and "Xvfb" not in out
+
+
+def test_the_pyrep_of_pypi_is_called_an_impostor_and_fails(site: Path, tmp_path: Path) -> None:
+    put(site, *IMPOSTOR)
+    code, out = examine(site, root=simulator(tmp_path), programs=display_server(tmp_path))
+    assert code == 1 and out.startswith(HALF)
+    assert "pyrep is not CoppeliaSim's" in out and "uninstall it" in out
+
+
+def test_the_real_pyrep_is_not_called_an_impostor(site: Path, tmp_path: Path) -> None:
+    put(site, *PYREP)
+    code, out = examine(site, root=simulator(tmp_path), programs=display_server(tmp_path))
+    assert code == 1 and out.startswith(HALF)
+    assert "pyrep is not" not in out and "rlbench is not installed" in out
+
+
+def test_rlbench_without_a_simulator_folder_fails(site: Path, tmp_path: Path) -> None:
+    put(site, *PYREP, *RLBENCH, *LIBRARIES)
+    code, out = examine(site, programs=display_server(tmp_path))
+    assert code == 1 and out.startswith(HALF)
+    assert "COPPELIASIM_ROOT is not set" in out and out.count("\n") == 2
+
+
+def test_rlbench_from_before_its_action_modes_fails(site: Path, tmp_path: Path) -> None:
+    put(site, *PYREP, "rlbench/__init__.py", "rlbench/action_modes.py", *LIBRARIES)
+    code, out = examine(site, root=simulator(tmp_path), programs=display_server(tmp_path))
+    assert code == 1 and "rlbench is too old" in out
+
+
+def test_a_whole_installation_passes(site: Path, tmp_path: Path) -> None:
+    put(site, *PYREP, *RLBENCH, *LIBRARIES)
+    code, out = examine(site, root=simulator(tmp_path), programs=display_server(tmp_path))
+    assert (code, out.count("\n")) == (0, 1) and out.startswith("ok    RLBench: ")
