@@ -10,9 +10,10 @@ from envs.base import ChunkEnv
 from envs.counting import CountingConfig, CountingEnv
 from envs.libero import LiberoConfig, LiberoEnv
 from envs.reach import ReachConfig, ReachEnv
+from envs.rlbench import RLBenchConfig, RLBenchEnv
 from wamrl_ray.types import Split
 
-EnvConfig = LiberoConfig | ReachConfig | CountingConfig
+EnvConfig = LiberoConfig | ReachConfig | CountingConfig | RLBenchConfig
 
 
 def make_env(config: EnvConfig, split: Split) -> ChunkEnv:
@@ -24,3 +25,5 @@ def make_env(config: EnvConfig, split: Split) -> ChunkEnv:
             return ReachEnv(config, split)
         case CountingConfig():
             return CountingEnv(config, split)
+        case RLBenchConfig():
+            return RLBenchEnv(config, split)

@@ -66,7 +66,7 @@ def _pyrep() -> str | None:
     if folders is None:
         return f"pyrep is not installed: {INSTALL} (not PyPI's pyrep, which is another project)"
     if not any((folder / "backend").is_dir() for folder in folders):
-        return f"pyrep is not CoppeliaSim's (it has no pyrep.backend; PyPI's is another project): uninstall it, {INSTALL}"
+        return f"pyrep is another project of that name (it has no pyrep.backend): uninstall it, then {INSTALL}"
     return None
 
 

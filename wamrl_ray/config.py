@@ -19,6 +19,7 @@ from typing import Literal
 from envs.counting import CountingConfig
 from envs.libero import LiberoConfig
 from envs.reach import ReachConfig
+from envs.rlbench import RLBenchConfig
 from learners.actor_config import ActorFlowSDEConfig
 from learners.video_config import VideoSFTConfig
 from wamrl_ray.config_files import ConfigError, ConfigTree, load_tree
@@ -28,7 +29,7 @@ from wamrl_ray.types import Split
 
 __all__ = ["Config", "ConfigError", "EnvConfig", "from_json", "load_config", "require", "to_json"]
 
-EnvConfig = LiberoConfig | ReachConfig | CountingConfig
+EnvConfig = LiberoConfig | ReachConfig | CountingConfig | RLBenchConfig
 
 
 def require(condition: bool, field_name: str, value: object, remedy: str) -> None:
