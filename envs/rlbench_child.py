@@ -121,6 +121,8 @@ class Simulator:
         joints, tip = ([float(x) for x in row] for row in (observation.joint_positions, observation.gripper_pose[:3]))
         if len(joints) != NUM_JOINTS:
             raise RuntimeError(f"the arm has {len(joints)} joints, not the Panda's {NUM_JOINTS}")
+        if not np.isfinite([*joints, *tip]).all():
+            raise RuntimeError(f"the simulation has diverged: joints {joints}, tip {tip}")
         return {"joints": joints, "tip": tip, "gripper_open": float(observation.gripper_open)}
 
     def _seed(self, seed: int) -> None:

@@ -98,6 +98,11 @@ class SimulatorProcess:
         """Of the keeper, which is also the id of the process group."""
         return self._keeper.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether the keeper is gone, and with it the group."""
+        return self._keeper.poll() is not None
+
     def frames(self) -> NDArray[np.uint8]:
         """A copy of what the last captured reply drew; all zero before."""
         return self._frames.copy()

@@ -8,6 +8,7 @@ that only answers with a number: the fake draws without OpenGL, so all but Xvfb 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -49,10 +50,20 @@ class Machine:
                 continue
         return found
 
+    def simulators(self) -> list[psutil.Process]:
+        """Those of them that run the child's program."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                found += [process] if "envs.rlbench_child" in process.cmdline() else []
+        return found
+
     def all_gone(self, within_s: float = 3.0) -> bool:
         due = time.monotonic() + within_s
         while self.processes() and time.monotonic() < due:
             time.sleep(0.02)
+        # Looked at twice: a process that is just being replaced by its program has no environment for a moment.
+        time.sleep(0.02)
         return not self.processes()
 
     def renders(self) -> int:
