@@ -26,10 +26,8 @@ RUN apt-get update \
         libxcb-xfixes0 libxcb-xinerama0 libxcb-xkb1 libxkbcommon0 libxkbcommon-x11-0 \
     && apt-get purge -y --auto-remove software-properties-common gpg-agent \
     && rm -rf /var/lib/apt/lists/*
-# Before any interpreter starts: the loader reads LD_LIBRARY_PATH once, at the start of a process.
-ENV COPPELIASIM_ROOT=/opt/CoppeliaSim_Edu_V4_1_0_Ubuntu20_04
-ENV LD_LIBRARY_PATH=$COPPELIASIM_ROOT \
-    QT_QPA_PLATFORM_PLUGIN_PATH=$COPPELIASIM_ROOT \
+# Not LD_LIBRARY_PATH: the simulator's process gets it from its keeper, CoppeliaSim's libraries are for no other.
+ENV COPPELIASIM_ROOT=/opt/CoppeliaSim_Edu_V4_1_0_Ubuntu20_04 \
     PATH=/opt/venv/bin:$PATH
 
 FROM base AS build

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.rlbench_fake import FAKE, Machine, install
+
 ROOT = Path(__file__).parent.parent
 CHECK = """
 from wamrl_ray import doctor
-doctor._checks = lambda: iter([("RLBench", doctor._rlbench)])
+checks = [(name, check) for name, check in doctor._checks() if "rlbench" in name.lower()]
+doctor._checks = lambda: iter(checks)
 raise SystemExit(0 if doctor.doctor() else 1)
 """
 SUICIDE = "import os\nos._exit(70)\n"
@@ -57,7 +60,7 @@ def display_server(folder: Path) -> Path:
     return folder / "bin"
 
 
-def examine(site: Path, *, root: Path | None = None, programs: Path | None = None) -> tuple[int, str]:
+def examine(site: Path, *, root: Path | None = None, programs: Path | str | None = None) -> tuple[int, str]:
     """Exit code and output of the check where these are installed."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("COPPELIASIM")}
     env |= {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), "PATH": str(programs or site)}
@@ -110,7 +113,24 @@ def test_rlbench_from_before_its_action_modes_fails(site: Path, tmp_path: Path) 
     assert code == 1 and "rlbench is too old" in out
 
 
-def test_a_whole_installation_passes(site: Path, tmp_path: Path) -> None:
-    put(site, *PYREP, *RLBENCH, *LIBRARIES)
-    code, out = examine(site, root=simulator(tmp_path), programs=display_server(tmp_path))
-    assert (code, out.count("\n")) == (0, 1) and out.startswith("ok    RLBench: ")
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    """The fake RLBench, whole: it can be launched."""
+    return install(monkeypatch, tmp_path, display="stand_in")
+
+
+def test_a_whole_installation_is_launched_and_passes(machine: Machine) -> None:
+    code, out = examine(FAKE, root=machine.root, programs=os.environ["PATH"])
+    installed, started = out.splitlines()
+    assert installed.startswith("ok    RLBench: installed") and started.startswith("ok    env rlbench_water_plants: ")
+    assert code == 0 and "frames (2, 64, 64, 3)" in started
+    assert machine.all_gone()
+
+
+def test_an_installation_that_does_not_launch_fails_with_one_line(machine: Machine) -> None:
+    machine.plan(fault="launch_error")
+    code, out = examine(FAKE, root=machine.root, programs=os.environ["PATH"])
+    assert code == 1 and out.count("\n") == 2
+    assert "FAIL  env rlbench_water_plants: does not start: SimulatorFault: simulator fault launch_failed" in out
+    assert "deliberate, in launch" in out and "see docs/rlbench.md" in out
+    assert machine.all_gone()
