@@ -166,8 +166,13 @@ class VisionSensor(Object):
     def get_far_clipping_plane(self) -> float:
         return 10.0
 
-    def handle_explicitly(self) -> None: ...
-    def set_explicit_handling(self, value: int) -> None: ...
+    def set_explicit_handling(self, value: int) -> None:
+        self._explicit = bool(value)
+
+    def handle_explicitly(self) -> None:
+        if not getattr(self, "_explicit", False):
+            raise RuntimeError("explicit handling is off")
+
     def set_render_mode(self, render_mode: Any) -> None: ...
 
 

@@ -78,7 +78,7 @@ class Gripper(Object):
     def get_joint_positions(self) -> list[float]:
         return [float(x) for x in WORLD.fingers]
 
-    def set_joint_positions(self, positions: Iterable[float], disable_dynamics: bool = False) -> None:
+    def set_joint_positions(self, positions: Iterable[float], **_: bool) -> None:
         WORLD.fingers = np.array(list(positions))
 
     def set_joint_target_velocities(self, velocities: Iterable[float]) -> None:

@@ -3,7 +3,7 @@
     RLBENCH_SRC=CHECKOUT python -m pytest -m rlbench_src tests/test_rlbench_source.py
 
 `RLBENCH_SRC` is a checkout of RLBench at the commit in requirements/rlbench.txt (or `rlbench` is installed), with the
-packages `pyquaternion` and `scipy` beside it.  PyRep and CoppeliaSim are not needed: `tests/substitute_pyrep.py` stands
+package `pyquaternion` beside it.  PyRep and CoppeliaSim are not needed: `tests/substitute_pyrep.py` stands
 in for both, so a success says that RLBench's Python was understood, not that RLBench was run.  RLBench's `__init__` and
 that of its tasks are left out: they would import 105 other tasks and register them with gymnasium.
 """
@@ -47,9 +47,8 @@ def source() -> Path:
         folder = Path(spec.origin).parent if spec and spec.origin else Path()
     if not (folder / "tasks" / "water_plants.py").is_file():
         pytest.skip("no RLBench: set RLBENCH_SRC to a checkout of it, see docs/rlbench.md")
-    for name in ("pyquaternion", "scipy"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"RLBench's code needs {name}: pip install {name}")
+    if importlib.util.find_spec("pyquaternion") is None:
+        pytest.skip("RLBench's code needs pyquaternion: pip install pyquaternion")
     return folder
 
 
@@ -190,8 +189,7 @@ def test_errors_have_the_names_the_supervisor_knows(either: str) -> None:
 
 def test_resets_worth_repeating_are_named_as_in_rlbench(world: World) -> None:
     theirs = vars(importlib.import_module("rlbench.backend.exceptions"))
-    for name in set(child.RETRIED_RESETS) - {"RuntimeError"}:
-        assert issubclass(theirs[name], Exception)
+    assert all(issubclass(theirs[name], Exception) for name in set(child.RETRIED_RESETS) - {"RuntimeError"})
 
 
 def test_every_call_of_the_child_fits_the_signature(either: str) -> None:
