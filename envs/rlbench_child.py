@@ -4,7 +4,7 @@ Started by `envs/rlbench_keeper.py` in a fresh interpreter; asked by `envs/rlben
 imported here and nowhere else.  Torch must not be: PyRep's simulator crashes beside it, so nothing of `wamrl_ray` is
 imported either.
 
-    launch {task, arm_mode, views, resolution, variation}      ──► {}
+    launch {task, arm_mode, views, resolution, variation}      ──► {version}
     reset  {placement_seed, seed, attempts}                    ──► {**observation, attempts, rss_bytes}
     step   {arm, gripper, capture}                             ──► {**observation, reward, terminate, poured}
     observation: joints (7) rad, tip (3) m, gripper_open
@@ -79,7 +79,7 @@ class Simulator:
         self._views, size = views, (len(views), resolution, resolution, 3)
         memory = mmap.mmap(self._frames_fd, int(np.prod(size)))
         self._frames = np.frombuffer(memory, np.uint8).reshape(size)
-        return {}
+        return {"version": version}
 
     def reset(self, placement_seed: int, seed: int, attempts: int) -> Json:
         """Place the task at random, seeded; try again where the placement failed, with the next random numbers."""

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 COPPELIASIM_VERSION = (4, 1, 0)
@@ -56,6 +57,8 @@ def _coppeliasim() -> str | None:
 
 
 def _display() -> str | None:
+    if sys.platform != "linux":
+        return f"{sys.platform} cannot run CoppeliaSim unattended (it takes Xvfb and process groups): use Linux"
     if shutil.which("Xvfb"):
         return None
     return "Xvfb is not on PATH (CoppeliaSim draws on an X display): apt-get install xvfb"

@@ -27,7 +27,11 @@ from envs import rlbench_supervisor
 from envs.rlbench import RLBenchConfig, RLBenchEnv, SimulatorFault
 from envs.rlbench_supervisor import History
 from envs.rlbench_wire import MAX_BYTES, BadMessage, Decoder, encode, receive
+from tests.fakes import pair, ticket
 from tests.rlbench_fake import Machine, install
+from wamrl_ray.cluster_actors import RolloutWorker
+from wamrl_ray.config import Config
+from wamrl_ray.types import Decision, PolicySpec
 
 ROOT = Path(__file__).parent.parent
 DEADLINE_S = 0.4
@@ -70,6 +74,7 @@ def run_episode(env: RLBenchEnv) -> None:
 FAULTS = [
     ("step_hang", "step_timeout", "no answer to step within 0.4 s"),
     ("step_hang_with_the_lock", "step_timeout", "no answer to step"),
+    ("step_shout", "step_timeout", "(?s)no answer to step.*last output:\n.*xxxx"),
     ("step_crash", "crashed", "simulator ended during step by SIGSEGV"),
     ("step_exit", "crashed", "simulator ended during step with exit code 3"),
     ("step_error", "step_failed", r"(?s)ValueError in step: deliberate, in step.*Traceback.*in strike"),
@@ -221,6 +226,37 @@ def test_an_episode_that_came_to_its_end_starts_the_count_anew(machine: Machine)
         run_episode(env)
     assert env.counts == {"launches": 4, "crashed": 3, "episodes": 3}
     env.close()
+
+
+class StandStill:
+    """Fits the environment, never succeeds."""
+
+    spec = PolicySpec(
+        horizon=4, executed=4, action_dim=8, state_dim=11, channels=19, views=("front", "wrist"), resolution=64,
+        memory=1, imagined_offsets=(4,),
+    )  # fmt: skip
+
+    def decide(self, frames: Any, state: Any, instruction: str, *, action_seed: int, world_seed: int, **_: Any) -> Any:
+        chain = np.zeros((2, 4, 19), np.float32)
+        return Decision(actions=STILL, chain=chain, stochastic_step=0, logprob=0.0, world_seed=world_seed)
+
+    def load_pair(self, world: Any, actor: Any) -> None: ...
+
+
+def test_a_worker_loses_the_attempt_and_runs_the_same_ticket_on_a_new_simulator(machine: Machine) -> None:
+    config = Config(env=RLBenchConfig(max_steps=8, step_s=DEADLINE_S, backoff_s=0.0))
+    worker = RolloutWorker(config, lambda _: StandStill())  # type: ignore[arg-type, return-value]
+    worker.setup(lambda _: ("world", "actor"))  # type: ignore[arg-type, return-value]
+    machine.plan()
+    expected = worker.run(ticket(init_state_id=3), pair())[1]
+    machine.plan(fault="step_hang", at_step=6, once=True)
+    with pytest.raises(SimulatorFault, match="no answer to step"):
+        worker.run(ticket(init_state_id=3), pair())
+    again = worker.run(ticket(init_state_id=3), pair())[1]
+    worker._close_env()
+    assert machine.all_gone() and again.truncated and again.error is None
+    for name in ("frames", "state", "obs_step", "actions", "executed"):
+        assert np.array_equal(getattr(again, name), getattr(expected, name))
 
 
 # ------------------------------------------------------------------------------------------------ nothing is left

@@ -44,6 +44,8 @@ def strike(place: str) -> None:
     if not fault.startswith(f"{place}_"):
         return
     print(f"the fake simulator meets {fault}", flush=True)
+    if get("once"):
+        (ROOT / "plan.json").unlink()
     match fault.removeprefix(f"{place}_"):
         case "hang":
             time.sleep(FOREVER_S)
@@ -70,6 +72,9 @@ def strike(place: str) -> None:
         case "chatter":
             for _ in range(4000):
                 print("x" * 99, flush=True)
+        case "shout":
+            while True:
+                os.write(1, b"x" * 99 + b"\n")
         case "display":
             _end_display()
             time.sleep(FOREVER_S)
