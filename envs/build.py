@@ -10,10 +10,11 @@ from envs.base import ChunkEnv
 from envs.counting import CountingConfig, CountingEnv
 from envs.libero import LiberoConfig, LiberoEnv
 from envs.reach import ReachConfig, ReachEnv
+from envs.rlbench import RLBenchConfig, RLBenchEnv
 from envs.water_plants import WaterPlantsConfig, WaterPlantsEnv
 from wamrl_ray.types import Split
 
-EnvConfig = LiberoConfig | WaterPlantsConfig | ReachConfig | CountingConfig
+EnvConfig = LiberoConfig | WaterPlantsConfig | RLBenchConfig | ReachConfig | CountingConfig
 
 
 def make_env(config: EnvConfig, split: Split) -> ChunkEnv:
@@ -27,3 +28,5 @@ def make_env(config: EnvConfig, split: Split) -> ChunkEnv:
             return ReachEnv(config, split)
         case CountingConfig():
             return CountingEnv(config, split)
+        case RLBenchConfig():
+            return RLBenchEnv(config, split)

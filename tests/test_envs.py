@@ -19,14 +19,25 @@ from envs.build import EnvConfig, make_env
 from envs.counting import CountingConfig
 from envs.libero import LiberoConfig
 from envs.reach import ReachConfig, layout
+from envs.rlbench import RLBenchConfig
 from envs.water_plants import WaterPlantsConfig
+from tests.rlbench_fake import install
 
 CONFIGS: dict[str, EnvConfig] = {
     "reach": ReachConfig(),
     "counting": CountingConfig(),
     "water_plants": WaterPlantsConfig(resolution=32, max_steps=12),
     "libero": LiberoConfig(tasks=(0,), resolution=32, settle_steps=2, max_steps=12),
+    "rlbench": RLBenchConfig(resolution=32, max_steps=12),
 }
+
+
+@pytest.fixture(scope="module")
+def fake_rlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The adapter is real, RLBench and CoppeliaSim are our stand-ins."""
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, tmp_path_factory.mktemp("rlbench"))
+        yield
 
 
 @pytest.fixture(
@@ -34,11 +45,14 @@ CONFIGS: dict[str, EnvConfig] = {
     params=[
         "reach",
         "counting",
+        "rlbench",
         pytest.param("water_plants", marks=pytest.mark.sim),
         pytest.param("libero", marks=[pytest.mark.sim, pytest.mark.timeout(600)]),
     ],
 )
 def env(request: pytest.FixtureRequest) -> Iterator[ChunkEnv]:
+    if request.param == "rlbench":
+        request.getfixturevalue("fake_rlbench")
     env = make_env(CONFIGS[request.param], "train")
     yield env
     env.close()
@@ -150,7 +164,9 @@ def test_a_training_environment_refuses_held_out_initial_states(env: ChunkEnv) -
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_held_out_environment_refuses_training_states_and_unknown_splits_do_not_exist(name: str) -> None:
+def test_a_held_out_environment_refuses_training_states_and_unknown_splits_do_not_exist(
+    name: str, fake_rlbench: None
+) -> None:
     env = make_env(CONFIGS[name], "held_out")
     with pytest.raises(ValueError, match="outside of split 'held_out'"):
         env.reset_to(0, 0, seed=0)
@@ -196,7 +212,7 @@ def test_unknown_tasks_and_options_are_refused(env: ChunkEnv) -> None:
 def test_no_simulator_is_imported_to_read_or_build_a_toy() -> None:
     code = (
         "import sys; from envs.build import *; make_env(ReachConfig(), 'train').reset_to(0, 0, 0); LiberoConfig();"
-        "sys.exit(any(m in sys.modules for m in ('mujoco', 'robosuite', 'libero')))"
+        "sys.exit(any(m in sys.modules for m in ('mujoco', 'robosuite', 'libero', 'rlbench', 'pyrep')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=150)
 

@@ -33,7 +33,7 @@ MAY_IMPORT["shells"] = MAY_IMPORT["commands"] = {*MAY_IMPORT, "configs", "shells
 PROJECT = {"wamrl_ray", "envs", "learners", "configs", "benchmarks"}
 MAY_IMPORT_RAY = ("wamrl_ray.cluster", "wamrl_ray.algorithm", "wamrl_ray.jobs")
 """Modules whose names start with one of these."""
-SIMULATORS = {"mujoco", "robosuite", "libero", "OpenGL"}
+SIMULATORS = {"mujoco", "robosuite", "libero", "OpenGL", "rlbench", "pyrep"}
 
 
 def sources() -> list[Path]:

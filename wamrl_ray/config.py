@@ -19,6 +19,7 @@ from typing import Literal
 from envs.counting import CountingConfig
 from envs.libero import LiberoConfig
 from envs.reach import ReachConfig
+from envs.rlbench import RLBenchConfig
 from envs.water_plants import WaterPlantsConfig
 from learners.actor_config import ActorFlowSDEConfig
 from learners.video_config import VideoSFTConfig
@@ -29,7 +30,7 @@ from wamrl_ray.types import Split
 
 __all__ = ["Config", "ConfigError", "EnvConfig", "from_json", "load_config", "require", "to_json"]
 
-EnvConfig = LiberoConfig | WaterPlantsConfig | ReachConfig | CountingConfig
+EnvConfig = LiberoConfig | WaterPlantsConfig | RLBenchConfig | ReachConfig | CountingConfig
 
 
 def require(condition: bool, field_name: str, value: object, remedy: str) -> None:

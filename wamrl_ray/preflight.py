@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from wamrl_ray.policy.flow_sde import SamplerConfig
     from wamrl_ray.policy.wam import WAM
 
-ENV_NAMES = "reach, counting, water_plants, or a LIBERO suite such as libero_object"
+ENV_NAMES = (
+    "reach, counting, water_plants, a LIBERO suite such as libero_object, "
+    "or an RLBench task such as rlbench_water_plants"
+)
 
 
 def check_run(config: Config) -> EnvSpec:
     """Base, environment, their fit, demonstrations to replay, and the renderer.  Returns the environment's spec."""
+    check_installed(config.env)
     policy = load_policy(config.base, config.sampler)
     env_spec = describe_env(config.env)
     check_fit(policy.spec, env_spec, config.base)
@@ -32,6 +36,18 @@ def check_run(config: Config) -> EnvSpec:
         raise ConfigError(str(error)) from None
     check_renderer(config.env)
     return env_spec
+
+
+def check_installed(env: EnvConfig) -> None:
+    """The simulator that does not come with this project is there.  Asked first: what follows takes seconds."""
+    if env.kind != "rlbench":
+        return
+    from envs.rlbench_install import require
+
+    try:
+        require()
+    except RuntimeError as error:
+        raise ConfigError(f"env.kind = {env.kind!r}: {error}") from None
 
 
 def load_policy(name_or_dir: str | Path, sampler: SamplerConfig | None = None) -> WAM:
@@ -85,6 +101,7 @@ def env_config(name: str, resolution: int | None = None) -> EnvConfig:
     from envs.counting import CountingConfig
     from envs.libero import LiberoConfig
     from envs.reach import ReachConfig
+    from envs.rlbench import RLBenchConfig
     from envs.water_plants import WaterPlantsConfig
 
     env: EnvConfig
@@ -96,6 +113,9 @@ def env_config(name: str, resolution: int | None = None) -> EnvConfig:
         env = WaterPlantsConfig()
     elif name.startswith("libero"):
         env = LiberoConfig(suite=name)
+    elif name.startswith("rlbench_"):
+        task = "".join(word.capitalize() for word in name.removeprefix("rlbench_").split("_"))
+        env = RLBenchConfig(task=task)
     else:
         raise ConfigError(f"--env {name}: unknown environment; use {ENV_NAMES}")
     return env if resolution is None else replace(env, resolution=resolution)

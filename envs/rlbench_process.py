@@ -1,0 +1,248 @@
+"""One run of the simulator, from launch to the death of its process group: the supervisor's side of the socket.
+
+Started and replaced by `envs/rlbench_supervisor.py`.  The simulator has an interpreter and a display of its own
+(`envs/rlbench_keeper.py`), because CoppeliaSim hangs, crashes and clashes with torch, and two of them cannot share one.
+
+    call(request) ──► reply, within its deadline          frames() ──► what the last captured reply drew
+         └─ else SimulatorFault: the whole group is dead, the message ends with what the simulator printed last
+
+Frames lie in a memory file without a name: nothing is left in /dev/shm, however either side dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.rlbench_wire import BadMessage, Decoder, Message, encode
+
+Operation = Literal["launch", "reset", "step"]
+
+FAULTS = (
+    "launch_timeout", "reset_timeout", "step_timeout",  # no answer within the deadline
+    "launch_failed", "reset_failed", "step_failed",  # an exception, whose stack the message holds
+    "crashed", "display_failed", "bad_message", "black_frames", "invalid_action", "gave_up",
+)  # fmt: skip
+
+LOG_BYTES = 16_384
+"of the simulator's output that are kept; messages quote the last lines of it"
+DEATH_S = 2.0
+"from the end of a socket to the word of how the process ended, and from SIGKILL to the end of the keeper"
+
+_KEPT_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "OMP_NUM_THREADS", "COPPELIASIM_ROOT")
+_KEPT_PREFIXES = ("LIBGL_", "LP_", "MESA_", "GALLIUM_")
+
+
+class SimulatorFault(RuntimeError):
+    """The simulator failed in the middle of an episode: the episode is lost, the next reset may start another.
+
+    `kind` is one of `FAULTS`, for counting.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        assert kind in FAULTS, kind
+        # Both are kept as `args`, which is how an exception travels between processes.
+        super().__init__(kind, message)
+        self.kind, self.message = kind, message
+
+    def __str__(self) -> str:
+        return f"simulator fault {self.kind}: {self.message}"
+
+
+class SimulatorProcess:
+    """Launched by the constructor, killed by `close` or by the first fault; used by one thread at a time."""
+
+    def __init__(self, launch: Mapping[str, Any], *, frames_shape: tuple[int, ...], launch_s: float) -> None:
+        """`launch` are the arguments of the child's launch.  Raises SimulatorFault; then nothing is left running."""
+        self._number, self._log, self.display = 0, bytearray(), -1
+        self._ended: Message | None = None
+        self._replies, self._notes = Decoder(), Decoder()
+        frames_fd = os.memfd_create("rlbench_frames")
+        os.ftruncate(frames_fd, int(np.prod(frames_shape)))
+        self._memory = mmap.mmap(frames_fd, 0)
+        self._frames = np.frombuffer(self._memory, np.uint8).reshape(frames_shape)
+        self._socket, theirs = socket.socketpair()
+        self._control, keepers = socket.socketpair()
+        self._log_fd, log_fd = os.pipe()
+        os.set_blocking(self._log_fd, False)
+        fds = (keepers.fileno(), theirs.fileno(), frames_fd)
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-P", "-m", "envs.rlbench_keeper", *map(str, (fds[0], os.getpid(), *fds[1:]))],
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log_fd,
+            stderr=log_fd,
+            pass_fds=fds,
+            start_new_session=True,
+        )
+        for end in (keepers, theirs):
+            end.close()
+        for fd in (log_fd, frames_fd):
+            os.close(fd)
+        self.call("launch", launch, launch_s)
+
+    @property
+    def pid(self) -> int:
+        """Of the keeper, which is also the id of the process group."""
+        return self._keeper.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the keeper is gone, and with it the group."""
+        return self._keeper.poll() is not None
+
+    def frames(self) -> NDArray[np.uint8]:
+        """A copy of what the last captured reply drew; all zero before."""
+        return self._frames.copy()
+
+    def call(self, operation: Operation, request: Mapping[str, Any], deadline_s: float) -> Message:
+        """The child's answer.  SimulatorFault if there is none within `deadline_s` wall seconds or it is an error.
+
+        Every fault kills the process, except an action that RLBench refused: then the simulator is sound.
+        """
+        self._number += 1
+        due = time.monotonic() + deadline_s
+        try:
+            self._socket.settimeout(deadline_s)
+            self._socket.sendall(encode({"n": self._number, "op": operation, **request}))
+            reply = self._receive(due)
+        except TimeoutError:
+            self.fail(f"{operation}_timeout", f"no answer to {operation} within {deadline_s:g} s")
+        except BadMessage as error:
+            self.fail("bad_message", f"in answer to {operation}: {error}")
+        except OSError:  # the socket was closed by its end
+            reply = None
+        if reply is None:
+            self._report_end(operation)
+        answer, raised = reply.get("ok"), reply.get("error")
+        if isinstance(raised, dict):
+            self._raise_remote(operation, raised)
+        if reply.get("n") != self._number or not self._replies.empty or not isinstance(answer, dict):
+            self.fail("bad_message", f"{str(reply)[:80]!r} is no answer to {operation} number {self._number}")
+        return answer
+
+    def fail(self, kind: str, message: str) -> NoReturn:
+        """Kill the process and raise SimulatorFault: also for whoever finds an answer that cannot be true."""
+        self.close()
+        lines = self._log.decode(errors="replace").strip().splitlines()[-20:]
+        printed = "; the simulator's last output:\n" + "\n".join(lines) if lines else ""
+        raise SimulatorFault(kind, message + printed) from None
+
+    def close(self) -> None:
+        """Kill the group and free everything; does nothing the second time."""
+        if self._control.fileno() < 0:
+            return
+        # The keeper ends all at this, and lets the display tidy up.  Shut down, as a fork may hold a copy open.
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+        self._kill_group()
+        with contextlib.suppress(BlockingIOError):
+            while self._read_log():
+                pass
+        self._socket.close()
+        os.close(self._log_fd)
+
+    # ------------------------------------------------------------------------------------ inside
+
+    def _receive(self, due: float) -> Message | None:
+        """The next reply, None at the end of the socket; TimeoutError when `due` has passed, BadMessage for garbage."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._log_fd, select.POLLIN)
+        poll.register(self._control, select.POLLIN)
+        while True:
+            if (reply := self._replies.next()) is not None:
+                return reply
+            left = due - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            for fd, _ in poll.poll(left * 1000):
+                if fd == self._socket.fileno():
+                    data = self._socket.recv(1 << 16)
+                    if not data:
+                        return None
+                    self._replies.feed(data)
+                elif fd == self._log_fd:
+                    # A full pipe would stop the simulator, so it is read while an answer is waited for.
+                    if self._read_log() == 0:
+                        poll.unregister(self._log_fd)
+                elif not self._read_note():
+                    return None
+
+    def _read_log(self) -> int:
+        """Keep the tail of what one look finds; the number of bytes, 0 at the end of the pipe."""
+        data = os.read(self._log_fd, 1 << 16)
+        self._log += data
+        del self._log[:-LOG_BYTES]
+        return len(data)
+
+    def _read_note(self) -> bool:
+        """Hear the keeper; False once it has told of an end or has ended itself."""
+        data = self._control.recv(1 << 12)
+        self._notes.feed(data)
+        while (note := self._notes.next()) is not None:
+            self.display = note.get("display", self.display)
+            if "ended" in note:
+                self._ended = note
+        return bool(data) and self._ended is None
+
+    def _report_end(self, operation: Operation) -> NoReturn:
+        """The other end is gone: say who ended and how."""
+        self._control.settimeout(DEATH_S)
+        with contextlib.suppress(OSError, BadMessage):
+            while self._ended is None and self._read_note():
+                pass
+        ended = self._ended or {"ended": "simulator's keeper", "status": None}
+        kind = "display_failed" if ended["ended"] == "display" else "crashed"
+        self.fail(kind, f"the {ended['ended']} ended during {operation} {_how(ended)}")
+
+    def _raise_remote(self, operation: Operation, error: Mapping[str, str]) -> NoReturn:
+        what = f"{error.get('module')}.{error.get('type')} in {operation}: {error.get('message')}\n{error.get('stack')}"
+        if operation == "step" and error.get("type") == "InvalidActionError":
+            raise SimulatorFault("invalid_action", what)
+        self.fail(f"{operation}_failed", what)
+
+    def _kill_group(self) -> None:
+        """SIGKILL to all that is left of the group, `DEATH_S` after the keeper was asked to end it at the latest."""
+        due = time.monotonic() + DEATH_S
+        # Looked at without being reaped: until then its number, and so its group's, belongs to nobody else.
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while os.waitid(os.P_PID, self._keeper.pid, ended) is None and time.monotonic() < due:
+            time.sleep(0.002)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._keeper.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(DEATH_S)
+
+
+def clean_environment() -> dict[str, str]:
+    """Of the simulator: no foreign Qt or GL libraries (conda's crash it), imports from where this process imports."""
+    kept = {
+        name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
+    }
+    return {**kept, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}
+
+
+def _how(ended: Message) -> str:
+    status = ended.get("status")
+    if status is None:
+        return f"({ended.get('reason', 'how is unknown')})"
+    if status >= 0:
+        return f"with exit code {status}"
+    try:
+        return f"by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"by signal {-status}"

@@ -1,0 +1,1 @@
+"""RLBench needs a package of this name; the stand-in only asks whether it is there."""

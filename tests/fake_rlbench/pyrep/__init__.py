@@ -1,0 +1,1 @@
+"""A stand-in for PyRep: only what the child asks of it."""

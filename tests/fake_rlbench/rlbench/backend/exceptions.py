@@ -1,0 +1,10 @@
+class BoundaryError(Exception):
+    pass
+
+
+class InvalidActionError(Exception):
+    pass
+
+
+class TaskEnvironmentError(Exception):
+    pass

@@ -1,0 +1,27 @@
+"""One task, under the name of a real one: turn the first joint to the pot."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlbench.backend.scene import Scene
+
+
+class WaterPlants:
+    def __init__(self) -> None:
+        self.drops: list[float] = []
+
+    def init_episode(self, scene: Scene) -> list[str]:
+        self.drops = []
+        scene.pot = np.random.choice([-1, 1]) * np.random.uniform(0.2, 0.6)
+        return ["water plant", "water the soil"]
+
+    def step(self, scene: Scene) -> None:
+        if not self.drops and abs(scene.joints[0] - scene.pot) < 0.05:
+            self.drops = np.random.normal(0, 0.0005, 5).tolist()
+
+    def success(self) -> tuple[bool, bool]:
+        return bool(self.drops), bool(self.drops)
+
+    def variation_count(self) -> int:
+        return 1
