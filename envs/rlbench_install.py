@@ -19,7 +19,7 @@ from pathlib import Path
 COPPELIASIM_VERSION = (4, 1, 0)
 "The one version PyRep works with."
 LIBRARY = "libcoppeliaSim.so"
-INSTALL = "pip install -r requirements/rlbench.txt with COPPELIASIM_ROOT set"
+INSTALL = "install requirements/rlbench.txt as its first lines say, with COPPELIASIM_ROOT set"
 
 _RLBENCH_NEEDS = ("numpy", "scipy", "PIL", "pyquaternion", "natsort", "gymnasium")
 "What `import rlbench` itself imports; its own metadata would pull PyRep from an unpinned address."

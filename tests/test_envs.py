@@ -45,6 +45,7 @@ def fake_rlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     params=[
         "reach",
         "counting",
+        "rlbench",
         pytest.param("water_plants", marks=pytest.mark.sim),
         pytest.param("libero", marks=[pytest.mark.sim, pytest.mark.timeout(600)]),
         "rlbench",

@@ -111,7 +111,8 @@ def test_a_fault_is_named_and_counted_and_the_next_reset_finds_a_new_simulator(
     assert time.monotonic() - began < limit + DEATH_S
     assert caught.value.kind == kind and env.counts[kind] == 1
     if fault.partition("_")[2] in ("hang", "crash", "error"):
-        assert "last output:\nthe fake simulator meets" in str(caught.value), "what it printed is told"
+        told = str(caught.value)
+        assert "last output:\n" in told and "the fake simulator meets" in told, "what it printed is told"
     assert machine.all_gone()
     with pytest.raises(ResetNeeded):
         env.step_chunk(STILL, capture_at=())
