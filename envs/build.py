@@ -14,7 +14,7 @@ from envs.rlbench import RLBenchConfig, RLBenchEnv
 from envs.water_plants import WaterPlantsConfig, WaterPlantsEnv
 from wamrl_ray.types import Split
 
-EnvConfig = LiberoConfig | WaterPlantsConfig | ReachConfig | CountingConfig | RLBenchConfig
+EnvConfig = LiberoConfig | WaterPlantsConfig | RLBenchConfig | ReachConfig | CountingConfig
 
 
 def make_env(config: EnvConfig, split: Split) -> ChunkEnv:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,8 @@ from wamrl_ray.types import EnvSpec, Frames, Split
 
 RESET_ATTEMPTS = 3
 "Resets of RLBench, each with 40 placements of its own, before a start is given up."
+INSTRUCTIONS = {"WaterPlants": "water the plant"}
+"As the MuJoCo stand-in says it, so that a policy is told the same in both."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class RLBenchConfig:
     variation: int = 0
     "of the task, as RLBench numbers them; WaterPlants has one"
     instruction: str = ""
-    "what the policy is told; empty: the words of the task's name, such as water plants"
+    "what the policy is told; empty: that of `INSTRUCTIONS`, else the words of the task's name, as in close jar"
     arm: ArmMode = "joint_velocity"
     views: tuple[str, ...] = ("front", "wrist")
     "cameras the policy reads: left_shoulder, right_shoulder, overhead, wrist, front; all others are off"
@@ -110,7 +112,7 @@ class RLBenchEnv(ChunkEnv):
         spec = EnvSpec(
             name="rlbench_" + "_".join(config.words),
             simulator=f"coppeliasim {version}, rlbench",
-            instructions=(config.instruction or " ".join(config.words),),
+            instructions=(config.instruction or INSTRUCTIONS.get(config.task, " ".join(config.words)),),
             views=config.views,
             resolution=config.resolution,
             state_dim=STATE_DIM,
@@ -135,7 +137,8 @@ class RLBenchEnv(ChunkEnv):
         self._simulator = Supervisor(launch, frames_shape=shape, limits=limits, history=history)
         self._history = history
         self._shown: Frames | None = None
-        self._reset_attempts, self._poured = 0, False
+        self._reset_attempts, self._succeeded = 0, False
+        self._poured: bool | None = None
 
     @property
     def counts(self) -> Counter[str]:
@@ -150,7 +153,7 @@ class RLBenchEnv(ChunkEnv):
             {"placement_seed": init_state_id, "seed": seed, "attempts": RESET_ATTEMPTS}
         )
         self._observe(reply)
-        self._reset_attempts, self._poured = int(reply["attempts"]), False
+        self._reset_attempts, self._succeeded, self._poured = int(reply["attempts"]), False, reply["poured"]
 
     def _step(self, action: NDArray[np.float32], capture: bool) -> tuple[float, bool, bool]:
         """Raises SimulatorFault; the episode is over then."""
@@ -164,7 +167,7 @@ class RLBenchEnv(ChunkEnv):
         self._over = False
         self._shown = self._simulator.frames() if capture else None
         reward, terminated = float(reply["reward"]), bool(reply["terminate"])
-        self._poured = bool(reply["poured"])
+        self._succeeded, self._poured = reward > 0, reply["poured"]
         if terminated or self._steps + 1 >= self.env_spec.max_steps:
             self._simulator.episode_done()
         # RLBench's sparse reward is its success; it ends where it succeeds and where it fails for good.
@@ -183,12 +186,16 @@ class RLBenchEnv(ChunkEnv):
         """Kill the simulator; the next reset launches another."""
         self._simulator.close()
 
-    def _episode(self) -> dict[str, Any]:
-        """Beside the usual: how many placements the start took, and whether water was poured.
+    def _info(self) -> dict[str, float]:
+        """How many placements the start took and, of WaterPlants, whether water was poured.
 
-        RLBench's WaterPlants also succeeds when the can itself is held over the pot: compare the two.
+        Its rule also pays for the can itself held over the pot: `success_without_pour` tells the two apart.
         """
-        return {**super()._episode(), "reset_attempts": self._reset_attempts, "poured": self._poured}
+        figures = {"reset_attempts": float(self._reset_attempts)}
+        if self._poured is not None:
+            figures["poured"] = float(self._poured)
+            figures["success_without_pour"] = float(self._succeeded and not self._poured)
+        return figures
 
     # ------------------------------------------------------------------------------------ inside
 

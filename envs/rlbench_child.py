@@ -4,11 +4,11 @@ Started by `envs/rlbench_keeper.py` in a fresh interpreter; asked by `envs/rlben
 imported here and nowhere else.  Torch must not be: PyRep's simulator crashes beside it, so nothing of `wamrl_ray` is
 imported either.
 
-    launch {task, arm_mode, views, resolution, variation}      ──► {}
+    launch {task, arm_mode, views, resolution, variation}      ──► {version}
     reset  {placement_seed, seed, attempts}                    ──► {**observation, attempts, rss_bytes}
-    step   {arm, gripper, capture}                             ──► {**observation, reward, terminate, poured}
+    step   {arm, gripper, capture}                             ──► {**observation, reward, terminate}
     measure {}              ──► sizes and places of Water Plants after a reset, as `envs/rlbench_measure.py` lists them
-    observation: joints (7) rad, tip (3) m, gripper_open
+    observation: joints (7) rad, tip (3) m, gripper_open, poured (null for a task without water)
 
 A request carries `n`, its reply the same `n` and either `ok` or `error` {type, module, message, stack}.  Frames
 (V, h, w, 3) uint8 lie in the memory file shared with the supervisor, written before the reply is sent; with
@@ -81,7 +81,7 @@ class Simulator:
         self._views, size = views, (len(views), resolution, resolution, 3)
         memory = mmap.mmap(self._frames_fd, int(np.prod(size)))
         self._frames = np.frombuffer(memory, np.uint8).reshape(size)
-        return {}
+        return {"version": version}
 
     def reset(self, placement_seed: int, seed: int, attempts: int) -> Json:
         """Place the task at random, seeded; try again where the placement failed, with the next random numbers."""
@@ -104,9 +104,7 @@ class Simulator:
         """One control tick: `arm` (7,) in the arm mode's units, `gripper` 1 open or 0 closed."""
         self._draw(capture)
         observation, reward, terminate = self._task.step(np.array([*arm, gripper]))
-        poured = bool(getattr(getattr(self._task, "_task", None), "drops", ()))
-        reply = self._observed(observation, capture)
-        return {**reply, "reward": float(reward), "terminate": bool(terminate), "poured": poured}
+        return {**self._observed(observation, capture), "reward": float(reward), "terminate": bool(terminate)}
 
     def measure(self) -> Json:
         """What Water Plants looks like in numbers; nothing moves."""
@@ -132,7 +130,9 @@ class Simulator:
             raise RuntimeError(f"the arm has {len(joints)} joints, not the Panda's {NUM_JOINTS}")
         if not np.isfinite([*joints, *tip]).all():
             raise RuntimeError(f"the simulation has diverged: joints {joints}, tip {tip}")
-        return {"joints": joints, "tip": tip, "gripper_open": float(observation.gripper_open)}
+        drops = getattr(getattr(self._task, "_task", None), "drops", None)  # WaterPlants' own list
+        poured = None if drops is None else bool(drops)
+        return {"joints": joints, "tip": tip, "gripper_open": float(observation.gripper_open), "poured": poured}
 
     def _seed(self, seed: int) -> None:
         """RLBench's tasks draw from the global generators."""

@@ -13,12 +13,13 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 COPPELIASIM_VERSION = (4, 1, 0)
 "The one version PyRep works with."
 LIBRARY = "libcoppeliaSim.so"
-INSTALL = "pip install -r requirements/rlbench.txt with COPPELIASIM_ROOT set"
+INSTALL = "install requirements/rlbench.txt as its first lines say, with COPPELIASIM_ROOT set"
 
 _RLBENCH_NEEDS = ("numpy", "scipy", "PIL", "pyquaternion", "natsort", "gymnasium")
 "What `import rlbench` itself imports; its own metadata would pull PyRep from an unpinned address."
@@ -56,6 +57,8 @@ def _coppeliasim() -> str | None:
 
 
 def _display() -> str | None:
+    if sys.platform != "linux":
+        return f"{sys.platform} cannot run CoppeliaSim unattended (it takes Xvfb and process groups): use Linux"
     if shutil.which("Xvfb"):
         return None
     return "Xvfb is not on PATH (CoppeliaSim draws on an X display): apt-get install xvfb"

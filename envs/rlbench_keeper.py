@@ -31,7 +31,7 @@ from envs.rlbench_wire import Message, encode
 
 POLL_S = 0.05
 GOODBYE_S = 1.0
-"for Xvfb to remove its lock file"
+"for Xvfb to remove its socket"
 
 XVFB = ("-screen", "0", "1280x1024x24", "+extension", "GLX", "-noreset", "-nolisten", "tcp")
 _PR_SET_PDEATHSIG = 1
@@ -63,8 +63,6 @@ class Keeper:
                     pass_fds=inherited,
                     preexec_fn=self._die_with_me,
                 )
-                for fd in inherited:  # the other end must see the simulator's end as an end
-                    os.close(fd)
                 self._watch()
         finally:
             self._end()
@@ -117,7 +115,7 @@ class Keeper:
         if self._simulator is not None:
             self._simulator.kill()
         if self._display is not None:
-            # Politely first: a killed X server leaves its lock and its socket in /tmp.
+            # Politely first: a killed X server leaves its socket in /tmp.
             self._display.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._display.wait(GOODBYE_S)

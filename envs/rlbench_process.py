@@ -122,15 +122,15 @@ class SimulatorProcess:
             self.fail(f"{operation}_timeout", f"no answer to {operation} within {deadline_s:g} s")
         except BadMessage as error:
             self.fail("bad_message", f"in answer to {operation}: {error}")
-        except OSError:  # the socket was closed by its end
+        except OSError:  # the socket is closed at the other end
             reply = None
         if reply is None:
             self._report_end(operation)
-        if reply.get("n") != self._number or not self._replies.empty or ("ok" in reply) == ("error" in reply):
+        answer, raised = reply.get("ok"), reply.get("error")
+        if isinstance(raised, dict):
+            self._raise_remote(operation, raised)
+        if reply.get("n") != self._number or not self._replies.empty or not isinstance(answer, dict):
             self.fail("bad_message", f"{str(reply)[:80]!r} is no answer to {operation} number {self._number}")
-        if "error" in reply:
-            self._raise_remote(operation, reply["error"])
-        answer: Message = reply["ok"]
         return answer
 
     def fail(self, kind: str, message: str) -> NoReturn:
@@ -149,7 +149,9 @@ class SimulatorProcess:
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         self._kill_group()
-        self._read_log()
+        with contextlib.suppress(BlockingIOError):
+            while self._read_log():
+                pass
         self._socket.close()
         os.close(self._log_fd)
 
@@ -175,22 +177,17 @@ class SimulatorProcess:
                     self._replies.feed(data)
                 elif fd == self._log_fd:
                     # A full pipe would stop the simulator, so it is read while an answer is waited for.
-                    if not self._read_log():
+                    if self._read_log() == 0:
                         poll.unregister(self._log_fd)
                 elif not self._read_note():
                     return None
 
-    def _read_log(self) -> bool:
-        """Keep the tail of what there is; False at the end of the pipe."""
-        while True:
-            try:
-                data = os.read(self._log_fd, 1 << 16)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            self._log += data
-            del self._log[:-LOG_BYTES]
+    def _read_log(self) -> int:
+        """Keep the tail of what one look finds; the number of bytes, 0 at the end of the pipe."""
+        data = os.read(self._log_fd, 1 << 16)
+        self._log += data
+        del self._log[:-LOG_BYTES]
+        return len(data)
 
     def _read_note(self) -> bool:
         """Hear the keeper; False once it has told of an end or has ended itself."""

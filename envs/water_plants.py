@@ -225,6 +225,8 @@ class WaterPlantsEnv(ChunkEnv):
             change = np.clip(velocity - self.data.ctrl[:NUM_JOINTS], -self._gain, self._gain)
             self.data.ctrl[:NUM_JOINTS] += change
             mujoco.mj_step(self.model, self.data)
+        if any(self.data.warning[bad].number for bad in self._broken):
+            raise RuntimeError(f"{self.env_spec.name}: the physics diverged after {self._ticks} ticks; reset")
         self._ticks += 1
         self._pour_if_there()
 
@@ -284,6 +286,9 @@ class WaterPlantsEnv(ChunkEnv):
         self.model = model = build_model(self.geometry)
         self.data = mujoco.MjData(model)
         self._substeps = round(TICK_S / model.opt.timestep)
+        kinds = mujoco.mjtWarning
+        # MuJoCo starts the scene again by itself when numbers explode, and notes it here.
+        self._broken = [int(kind) for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)]
         self._gain = np.array(ACCELERATION_LIMITS_RAD_S2) * model.opt.timestep
         self._arm = np.array([model.joint(f"joint{i}").qposadr[0] for i in range(1, NUM_JOINTS + 1)])
         self._fingers = np.array([model.joint(f"gripper_finger_joint{i}").qposadr[0] for i in (1, 2)])

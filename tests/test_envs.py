@@ -45,6 +45,7 @@ def fake_rlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     params=[
         "reach",
         "counting",
+        "rlbench",
         pytest.param("water_plants", marks=pytest.mark.sim),
         pytest.param("libero", marks=[pytest.mark.sim, pytest.mark.timeout(600)]),
         "rlbench",
@@ -109,6 +110,30 @@ def test_one_step_at_a_time_is_the_same_as_a_chunk(env: ChunkEnv) -> None:
         obs, *_ = env.step(action)
         assert np.array_equal(obs["frames"], chunk.captures[offset].frames)
         assert np.array_equal(obs["state"], chunk.states[offset - 1])
+
+
+def test_a_captured_frame_is_the_rendered_one_whatever_else_is_captured(env: ChunkEnv) -> None:
+    actions = some_actions(env, 4)
+    env.reset_to(0, 2, seed=5)
+    every = env.step_chunk(actions, capture_at=(1, 2, 3, 4)).captures
+    env.reset_to(0, 2, seed=5)
+    last = env.step_chunk(actions, capture_at=(4,)).captures
+    assert sorted(last) == [4]
+    assert np.array_equal(last[4].frames, every[4].frames) and np.array_equal(last[4].frames, env._frames())
+    assert not np.array_equal(every[1].frames, every[4].frames)
+
+
+def test_rewards_lie_between_0_and_1_and_starts_are_drawn(env: ChunkEnv) -> None:
+    starts = set()
+    for seed in range(4):
+        obs, info = env.reset(seed=seed)
+        starts.add((info["task_id"], info["init_state_id"], obs["state"].tobytes(), obs["frames"].tobytes()))
+        for action in some_actions(env, 3, seed):
+            _, reward, terminated, truncated, info = env.step(action)
+            assert np.isfinite(reward) and 0.0 <= reward <= 1.0 and (reward == 0.0 or info["success"])
+            if terminated or truncated:
+                break
+    assert len(starts) == 4
 
 
 def test_what_it_returned_never_changes_and_can_be_written_to(env: ChunkEnv) -> None:

@@ -77,7 +77,8 @@ def test_an_action_is_a_velocity_in_both_arm_modes_and_success_ends_the_episode(
     assert chunk.steps == int(np.floor((abs(pot) - 0.05) / 0.04)) + 1
     assert (chunk.reward, chunk.success, chunk.terminated, chunk.truncated) == (1.0, True, True, False)
     assert np.allclose(chunk.states[:, 0], np.sign(pot) * 0.04 * np.arange(1, chunk.steps + 1), atol=1e-6)
-    assert env._episode()["poured"] and env.counts["episodes"] == 1
+    assert chunk.info == {"reset_attempts": 1.0, "poured": 1.0, "success_without_pour": 0.0}
+    assert env.counts["episodes"] == 1
 
 
 def test_actions_beyond_one_are_clipped_and_the_last_one_is_the_gripper(make: Any) -> None:
@@ -88,6 +89,15 @@ def test_actions_beyond_one_are_clipped_and_the_last_one_is_the_gripper(make: An
     states = env.step_chunk(actions, capture_at=()).states
     assert np.isclose(states[0, 3], HOME[3] + 0.05)
     assert states[:, 10].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_success_without_pouring_is_told_apart(make: Any, machine: Machine) -> None:
+    machine.plan(can_over_pot=True)
+    env = make()
+    assert env.reset(seed=0)[1]["poured"] == 0.0
+    chunk = env.step_chunk(np.zeros((3, 8), np.float32), capture_at=())
+    assert (chunk.steps, chunk.success, chunk.terminated) == (1, True, True)
+    assert (chunk.info["poured"], chunk.info["success_without_pour"]) == (0.0, 1.0)
 
 
 def test_cameras_are_drawn_only_where_asked_and_only_those_that_are_read(make: Any, machine: Machine) -> None:
@@ -109,11 +119,23 @@ def test_the_initial_state_places_the_task_whatever_the_seed(make: Any) -> None:
     assert starts[0] == starts[1] != starts[2]
 
 
+def test_what_is_random_after_the_start_is_a_function_of_the_seed(make: Any) -> None:
+    env, ends = make(), []
+    for seed in (0, 1, 0):
+        env.reset_to(0, 4, seed)
+        steps = int(np.floor((abs(pot_of(4)) - 0.05) / 0.05)) + 1
+        chunk = env.step_chunk(np.tile(towards(pot_of(4)), (steps, 1)), capture_at=(steps,))
+        assert chunk.success
+        ends.append(chunk.captures[steps].frames.tobytes())
+    assert ends[0] == ends[2] != ends[1]
+
+
 def test_a_task_gives_the_environment_its_name_and_instruction(make: Any) -> None:
     spec = make(instruction="water it").env_spec
     assert (spec.name, spec.instructions) == ("rlbench_water_plants", ("water it",))
     assert spec.simulator == "coppeliasim 4.1.0, rlbench" and (spec.state_dim, spec.action_dim) == (11, 8)
-    assert make().env_spec.instructions == ("water plants",)
+    assert make().env_spec.instructions == ("water the plant",)
+    assert make(task="CloseJar").env_spec.instructions == ("close jar",)
     assert RLBenchConfig(task="PutUSBIn3Boxes").words == ["put", "usb", "in", "3", "boxes"]
     assert env_config("rlbench_water_plants", 32) == RLBenchConfig(resolution=32)
 

@@ -6,6 +6,7 @@ The faults are made by the fake RLBench (`tests/fake_rlbench/rlbench/plan.py`) i
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -27,7 +28,11 @@ from envs import rlbench_supervisor
 from envs.rlbench import RLBenchConfig, RLBenchEnv, SimulatorFault
 from envs.rlbench_supervisor import History
 from envs.rlbench_wire import MAX_BYTES, BadMessage, Decoder, encode, receive
+from tests.fakes import pair, ticket
 from tests.rlbench_fake import Machine, install
+from wamrl_ray.cluster_actors import RolloutWorker
+from wamrl_ray.config import Config
+from wamrl_ray.types import Decision, PolicySpec
 
 ROOT = Path(__file__).parent.parent
 DEADLINE_S = 0.4
@@ -70,6 +75,7 @@ def run_episode(env: RLBenchEnv) -> None:
 FAULTS = [
     ("step_hang", "step_timeout", "no answer to step within 0.4 s"),
     ("step_hang_with_the_lock", "step_timeout", "no answer to step"),
+    ("step_shout", "step_timeout", "(?s)no answer to step.*last output:\n.*xxxx"),
     ("step_crash", "crashed", "simulator ended during step by SIGSEGV"),
     ("step_exit", "crashed", "simulator ended during step with exit code 3"),
     ("step_error", "step_failed", r"(?s)ValueError in step: deliberate, in step.*Traceback.*in strike"),
@@ -77,7 +83,7 @@ FAULTS = [
     ("step_garbage", "bad_message", "b'TRAC' where a message should begin"),
     ("step_oversized", "bad_message", "a message of 2147483648 bytes is announced"),
     ("step_not_json", "bad_message", "is not JSON"),
-    ("step_twice", "bad_message", "'{}' is no answer to step number"),
+    ("step_twice", "bad_message", "'n': 0, .* is no answer to step number"),
     ("step_display", "display_failed", "display ended during step by SIGKILL"),
     ("reset_hang", "reset_timeout", "no answer to reset within 0.4 s"),
     ("reset_hang_with_the_lock", "reset_timeout", "no answer to reset"),
@@ -105,7 +111,8 @@ def test_a_fault_is_named_and_counted_and_the_next_reset_finds_a_new_simulator(
     assert time.monotonic() - began < limit + DEATH_S
     assert caught.value.kind == kind and env.counts[kind] == 1
     if fault.partition("_")[2] in ("hang", "crash", "error"):
-        assert "last output:\nthe fake simulator meets" in str(caught.value), "what it printed is told"
+        told = str(caught.value)
+        assert "last output:\n" in told and "the fake simulator meets" in told, "what it printed is told"
     assert machine.all_gone()
     with pytest.raises(ResetNeeded):
         env.step_chunk(STILL, capture_at=())
@@ -223,15 +230,48 @@ def test_an_episode_that_came_to_its_end_starts_the_count_anew(machine: Machine)
     env.close()
 
 
+class StandStill:
+    """Fits the environment, never succeeds."""
+
+    spec = PolicySpec(
+        horizon=4, executed=4, action_dim=8, state_dim=11, channels=19, views=("front", "wrist"), resolution=64,
+        memory=1, imagined_offsets=(4,),
+    )  # fmt: skip
+
+    def decide(self, frames: Any, state: Any, instruction: str, *, action_seed: int, world_seed: int, **_: Any) -> Any:
+        chain = np.zeros((2, 4, 19), np.float32)
+        return Decision(actions=STILL, chain=chain, stochastic_step=0, logprob=0.0, world_seed=world_seed)
+
+    def load_pair(self, world: Any, actor: Any) -> None: ...
+
+
+def test_a_worker_loses_the_attempt_and_runs_the_same_ticket_on_a_new_simulator(machine: Machine) -> None:
+    config = Config(env=RLBenchConfig(max_steps=8, step_s=DEADLINE_S, backoff_s=0.0))
+    worker = RolloutWorker(config, lambda _: StandStill())  # type: ignore[arg-type, return-value]
+    worker.setup(lambda _: ("world", "actor"))  # type: ignore[arg-type, return-value]
+    machine.plan()
+    expected = worker.run(ticket(init_state_id=3), pair())[1]
+    machine.plan(fault="step_hang", at_step=6, once=True)
+    with pytest.raises(SimulatorFault, match="no answer to step"):
+        worker.run(ticket(init_state_id=3), pair())
+    again = worker.run(ticket(init_state_id=3), pair())[1]
+    worker._close_env()
+    assert machine.all_gone() and again.truncated and again.error is None
+    for name in ("frames", "state", "obs_step", "actions", "executed"):
+        assert np.array_equal(getattr(again, name), getattr(expected, name))
+
+
 # ------------------------------------------------------------------------------------------------ nothing is left
 
 _PARENT = """
-import sys, threading, time
-import numpy as np
+import os, sys, time
 from tests.test_rlbench_faults import STILL, build
 env = build(launch_s=60, step_s=60)
 print("built", flush=True)
 env.reset_to(0, 0, seed=0)
+if "fork" in sys.argv and os.fork() == 0:  # a copy of all its sockets, as a pool of processes has
+    time.sleep(8)
+    os._exit(0)
 print("reset", flush=True)
 env.step_chunk(STILL, capture_at=())
 print("stepped", flush=True)
@@ -240,13 +280,19 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize(
-    ("fault", "word"),
-    [("", "stepped"), ("step_hang_with_the_lock", "reset"), ("launch_hang_with_the_lock", "built")],
+    ("fault", "word", "how"),
+    [
+        ("", "stepped", "alone"),
+        ("", "stepped", "fork"),
+        ("step_hang_with_the_lock", "reset", "alone"),
+        ("launch_hang_with_the_lock", "built", "alone"),
+    ],
 )
-def test_a_killed_supervisor_leaves_no_orphan(machine: Machine, fault: str, word: str) -> None:
+def test_a_killed_supervisor_leaves_no_orphan(machine: Machine, fault: str, word: str, how: str) -> None:
     machine.plan(fault=fault)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    parent = subprocess.Popen([sys.executable, "-c", _PARENT], env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", _PARENT, how]
+    parent = subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     try:
         while parent.stdout.readline().strip() != word:
@@ -259,7 +305,11 @@ def test_a_killed_supervisor_leaves_no_orphan(machine: Machine, fault: str, word
         parent.kill()
         parent.wait(10)
         parent.stdout.close()
-    assert machine.all_gone()
+    due = time.monotonic() + 3
+    while machine.simulators() and time.monotonic() < due:
+        time.sleep(0.02)
+    assert not machine.simulators()
+    assert machine.all_gone(within_s=3.0 if how == "alone" else 10.0)
 
 
 def test_a_killed_keeper_takes_simulator_and_display_with_it(env: RLBenchEnv, machine: Machine) -> None:
@@ -273,19 +323,25 @@ def test_a_killed_keeper_takes_simulator_and_display_with_it(env: RLBenchEnv, ma
 
 
 def left_behind() -> tuple[set[str], int, set[str]]:
-    """Names in /dev/shm, open files of this process, X locks."""
-    locks = {path.name for path in Path("/tmp").glob(".X*-lock")}
-    return set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd")), locks
+    """Names in /dev/shm, open files of this process, X sockets that nobody answers."""
+    dead = set()
+    for path in Path("/tmp/.X11-unix").glob("X*"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == errno.ECONNREFUSED:
+                dead.add(path.name)
+    return set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd")), dead
 
 
-def test_faults_leave_no_shared_memory_no_open_file_and_no_lock(machine: Machine) -> None:
+def test_faults_leave_no_shared_memory_no_open_file_and_no_socket(machine: Machine) -> None:
     before = left_behind()
     env = build(max_restarts=99)
     for fault in ("step_crash", "step_hang", "step_garbage", "reset_error", "launch_crash"):
         machine.plan(fault=fault)
         with pytest.raises(SimulatorFault):
             run_episode(env)
-    assert machine.all_gone() and left_behind() == before
+    assert machine.all_gone()
+    shared_memory, files, sockets = left_behind()
+    assert (shared_memory, files) == before[:2] and sockets <= before[2]
 
 
 # ------------------------------------------------------------------------------------------------ messages
@@ -364,7 +420,9 @@ def test_two_hundred_faults_end_as_named_and_counted_episodes(
         assert taken < launch_s[hangs_at_launch] + 2 * DEADLINE_S + DEATH_S
     for env in envs.values():
         env.close()
-    assert machine.all_gone() and left_behind() == before
+    assert machine.all_gone()
+    shared_memory, files, sockets = left_behind()
+    assert (shared_memory, files) == before[:2] and sockets <= before[2]
     assert outcomes.pop("completed") == history.counts["episodes"]
     assert outcomes == {kind: n for kind, n in history.counts.items() if kind not in ("launches", "episodes")}
     with capsys.disabled():

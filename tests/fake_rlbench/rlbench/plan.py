@@ -44,6 +44,8 @@ def strike(place: str) -> None:
     if not fault.startswith(f"{place}_"):
         return
     print(f"the fake simulator meets {fault}", flush=True)
+    if get("once"):
+        (ROOT / "plan.json").unlink()
     match fault.removeprefix(f"{place}_"):
         case "hang":
             time.sleep(FOREVER_S)
@@ -66,10 +68,13 @@ def strike(place: str) -> None:
         case "not_json":
             _answer(struct.pack("<4sI", b"WRL1", 4) + b"\xff\xfe{}")
         case "twice":
-            _answer(struct.pack("<4sI", b"WRL1", 2) + b"{}")
+            _answer(struct.pack("<4sI", b"WRL1", 15) + b'{"n":0,"ok":{}}')
         case "chatter":
             for _ in range(4000):
                 print("x" * 99, flush=True)
+        case "shout":
+            while True:
+                os.write(1, b"x" * 99 + b"\n")
         case "display":
             _end_display()
             time.sleep(FOREVER_S)

@@ -19,7 +19,7 @@ class Scene:
         self.config = config
         self._attempts = 0
         self.joints, self.gripper, self.pot = HOME.copy(), 1.0, 0.0
-        self.ticks = 0
+        self.ticks, self.drops = 0, []
 
     def get_observation(self) -> Any:
         images = {}
@@ -45,4 +45,7 @@ class Scene:
         image[0, 0] = int(255 * np.clip(abs(self.joints[1:]).sum() % 1, 0, 1))
         # Also in the last bits of the pot's place two starts differ.
         image[-1, :8] = np.frombuffer(np.float64(self.pot).tobytes(), np.uint8)[:, None]
+        # So are drops, which fall at random.
+        for place, drop in enumerate(self.drops):
+            image[-1, 8 + place] = int(abs(drop) * 1e6) % 256
         return image
