@@ -9,10 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from ray.exceptions import RayTaskError
 
+from envs.rlbench_process import SimulatorFault
 from tests.fakes import pair, summary, ticket
 from wamrl_ray import cluster_pool
 from wamrl_ray.cluster_pool import ElasticPool
+from wamrl_ray.metrics import explained
 from wamrl_ray.rollout import EpisodeSummary
 from wamrl_ray.types import Pair, Ticket
 
@@ -98,6 +101,23 @@ def test_a_failed_ticket_is_run_again_and_counted() -> None:
         "rollout/reissued_tickets": 1.0, "rollout/deadlines_missed": 0.0, "rollout/worker_errors": 1.0,
         "rollout/worker_restarts": 0.0,
     }  # fmt: skip
+
+
+def test_a_fault_of_a_simulator_is_counted_by_its_kind_also_when_it_comes_through_ray() -> None:
+    fault = SimulatorFault("step_timeout", "no answer")
+    through_ray = RayTaskError("run", "stack", SimulatorFault("crashed", "by SIGSEGV")).as_instanceof_cause()
+    coming = {0: [fault, through_ray], 1: [ValueError("no fault of a simulator")], 2: []}
+
+    def behave(name: str, ticket: Ticket) -> None:
+        if coming[ticket.ticket_id]:
+            raise coming[ticket.ticket_id].pop()
+
+    pool, _ = pool_of(1, behave)
+    assert ids(pool.run([ticket(i) for i in range(3)], pair())) == [0, 1, 2]
+    counts = pool.metrics()
+    faults = {name: count for name, count in counts.items() if name.startswith("rollout/faults/")}
+    assert faults == {"rollout/faults/step_timeout": 1.0, "rollout/faults/crashed": 1.0}
+    assert counts["rollout/worker_errors"] == 3.0 and all(explained(name) for name in faults)
 
 
 def test_a_ticket_beyond_its_deadline_costs_the_worker_its_life_and_runs_again() -> None:

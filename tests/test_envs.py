@@ -48,7 +48,6 @@ def fake_rlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         "rlbench",
         pytest.param("water_plants", marks=pytest.mark.sim),
         pytest.param("libero", marks=[pytest.mark.sim, pytest.mark.timeout(600)]),
-        "rlbench",
     ],
 )
 def env(request: pytest.FixtureRequest) -> Iterator[ChunkEnv]:

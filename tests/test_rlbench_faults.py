@@ -5,7 +5,6 @@ The faults are made by the fake RLBench (`tests/fake_rlbench/rlbench/plan.py`) i
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -21,13 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envs import rlbench_supervisor
 from envs.rlbench import RLBenchConfig, RLBenchEnv, SimulatorFault
 from envs.rlbench_supervisor import History
-from envs.rlbench_wire import MAX_BYTES, BadMessage, Decoder, encode, receive
 from tests.fakes import pair, ticket
 from tests.rlbench_fake import Machine, install
 from wamrl_ray.cluster_actors import RolloutWorker
@@ -342,44 +338,6 @@ def test_faults_leave_no_shared_memory_no_open_file_and_no_socket(machine: Machi
     assert machine.all_gone()
     shared_memory, files, sockets = left_behind()
     assert (shared_memory, files) == before[:2] and sockets <= before[2]
-
-
-# ------------------------------------------------------------------------------------------------ messages
-
-
-@given(st.lists(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9)), max_size=5), st.data())
-def test_messages_come_out_as_they_went_in_however_they_are_cut(
-    messages: list[dict[str, Any]], data: st.DataObject
-) -> None:
-    stream, decoder, found = b"".join(map(encode, messages)), Decoder(), []
-    while stream:
-        cut = data.draw(st.integers(1, len(stream)))
-        decoder.feed(stream[:cut])
-        stream = stream[cut:]
-        while (message := decoder.next()) is not None:
-            found.append(message)
-    assert found == messages and decoder.empty
-
-
-@given(st.binary(min_size=1, max_size=60))
-def test_any_other_bytes_are_refused_or_waited_for(noise: bytes) -> None:
-    decoder = Decoder()
-    decoder.feed(noise)
-    with contextlib.suppress(BadMessage):
-        assert decoder.next() is None and b"WRL1".startswith(noise[:4])
-
-
-def test_a_message_is_bounded_and_finite() -> None:
-    with pytest.raises(ValueError, match="at most"):
-        encode({"stack": "x" * MAX_BYTES})
-    with pytest.raises(ValueError, match="JSON"):
-        encode({"reward": float("nan")})
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(encode({"n": 1}))
-        theirs.shutdown(socket.SHUT_WR)
-        decoder = Decoder()
-        assert receive(ours, decoder) == {"n": 1} and receive(ours, decoder) is None
 
 
 # ------------------------------------------------------------------------------------------------ two hundred

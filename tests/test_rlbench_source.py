@@ -137,7 +137,7 @@ def raised(call: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
 def test_replies_have_the_same_fields_shapes_and_types(either: str) -> None:
     simulator = launched()
     reset = simulator.reset(placement_seed=3, seed=4, attempts=1)
-    assert set(reset) == {"joints", "tip", "gripper_open", "attempts", "rss_bytes"}
+    assert set(reset) == {"joints", "tip", "gripper_open", "poured", "attempts", "rss_bytes"}
     assert reset["attempts"] == 1
     step = simulator.step(arm=[0.5] + [0.0] * 6, gripper=1.0, capture=True)
     assert set(step) == {"joints", "tip", "gripper_open", "reward", "terminate", "poured"}

@@ -147,7 +147,8 @@ def test_beyond_its_range_an_action_is_clipped(env: WaterPlantsEnv) -> None:
     states = []
     for scale in (1.0, 5.0):
         env.reset_to(0, 0, 0)
-        step(env, np.array([scale, 0, 0, 0, 0, 0, 0, 1.0], np.float32))
+        for _ in range(5):  # at full speed, beyond the limit on acceleration
+            step(env, np.array([scale, 0, 0, 0, 0, 0, 0, 1.0], np.float32))
         states.append(env._state())
     assert np.array_equal(*states)
 
@@ -183,6 +184,7 @@ def test_closing_on_nothing_holds_nothing_and_only_the_closing_edge_counts(env: 
     for _ in range(120):  # all the way down with closed fingers
         step(env, np.array([*expert.act()[:-1], -1], np.float32))
         assert not env.held
+    assert expert.act()[-1] > 0, "a hand that closed on nothing is opened for another try"
 
 
 def test_opening_lets_the_can_fall_and_gives_it_time(env: WaterPlantsEnv) -> None:
@@ -226,6 +228,9 @@ def test_the_drops_scatter_by_the_seed(env: WaterPlantsEnv) -> None:
     first, again, other = poured(1), poured(1), poured(2)
     assert np.array_equal(first, again) and not np.array_equal(first, other)
     assert 1e-5 < (first - first.mean(axis=0)).std() < 3e-3
+    env.reset_to(0, 5, 1)
+    step(env, STILL_OPEN)
+    assert env.data.body("drop0").xpos == pytest.approx([0.0, 2.5, 0.5]), "unpoured drops float out of sight"
 
 
 def test_drops_beside_the_pot_are_no_success(env: WaterPlantsEnv) -> None:

@@ -20,6 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from wamrl_ray.rollout import fault_metric
 from wamrl_ray.types import Metrics, Pair, Ticket
 
 Handle = Any
@@ -93,6 +94,8 @@ class ElasticPool(Generic[S]):
         self._max_attempts, self._start_hint = max_attempts, start_hint
         self._slots = [_Slot(port) for port in ports]
         self._counts: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter()
+        "lost attempts by metric name, of those that a simulator's named fault ended"
         self._ready_seen = time.monotonic()
         for slot in self._slots:
             slot.setup = slot.port.setup()
@@ -147,7 +150,8 @@ class ElasticPool(Generic[S]):
         """Counters since the start, and how many workers are ready or busy."""
         up = sum(slot.setup is None for slot in self._slots)
         names = ("reissued_tickets", "deadlines_missed", "worker_errors", "worker_restarts")
-        return {"rollout/workers": float(up)} | {f"rollout/{name}": float(self._counts[name]) for name in names}
+        counts = {f"rollout/{name}": float(self._counts[name]) for name in names}
+        return {"rollout/workers": float(up), **counts, **self._faults}
 
     def close(self) -> None:
         for slot in self._slots:
@@ -169,6 +173,8 @@ class ElasticPool(Generic[S]):
         error = job.summary.exception()
         if error is not None:
             self._counts["worker_errors"] += 1
+            if (name := fault_metric(error)) is not None:
+                self._faults[name] += 1
             return error
         found = job.summary.result().ticket
         assert found == ticket, f"{slot.port.name} answered ticket {ticket.ticket_id} with {found.ticket_id}"

@@ -7,6 +7,7 @@ themselves and every future is done when it is returned.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,7 +27,7 @@ from wamrl_ray.local_lockstep import LockstepPool
 from wamrl_ray.policy.bases import load_base
 from wamrl_ray.policy.wam import WAM
 from wamrl_ray.pretraining import pretraining_windows
-from wamrl_ray.rollout import EpisodeSummary, rollout, summarise
+from wamrl_ray.rollout import EpisodeSummary, fault_metric, rollout, summarise
 from wamrl_ray.run import System
 from wamrl_ray.store import load_episode, save_episode
 from wamrl_ray.tickets import TicketOffice, split_of
@@ -135,7 +136,7 @@ class LocalPool:
         self._env_of, self._policy, self._broker, self._max_attempts = env_of, policy, broker, max_attempts
         self._env: ChunkEnv | None = None
         self._loaded: tuple[str, str] | None = None
-        self._errors = 0
+        self._errors, self._faults = 0, Counter[str]()
 
     def env(self, split: Split) -> ChunkEnv:
         """The environment for this split; another split's is closed first, because a simulator is large."""
@@ -169,6 +170,7 @@ class LocalPool:
             "rollout/reissued_tickets": float(self._errors),
             "rollout/deadlines_missed": 0.0,
             "rollout/worker_restarts": 0.0,
+            **self._faults,
         }
 
     def close(self) -> None:
@@ -186,6 +188,8 @@ class LocalPool:
             except Exception as error:  # whatever a simulator raises: a fresh one gets the same ticket
                 errors.append(error)
                 self._errors += 1
+                if (name := fault_metric(error)) is not None:
+                    self._faults[name] += 1
                 self.close()
         first = errors[0]
         raise RuntimeError(f"ticket {ticket.ticket_id} failed {len(errors)} times, at first: {first}") from first

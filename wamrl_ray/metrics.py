@@ -3,7 +3,7 @@
     {"learner/actor/approx_kl": 0.01, ...} ──► MetricsWriter ──► metrics.jsonl (one line per iteration), TensorBoard
 
 The table is the documentation: `docs/metrics.md` is generated from it and a test compares a run's names with it.
-A name is `part/what_unit`; `{k}` in a name stands for a number.
+A name is `part/what_unit`; `{k}` in a name stands for a number, `{kind}` for a simulator's fault.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
     "rollout/env_steps": ("env steps", "of the iteration"),
     "rollout/episode_length_steps": ("env steps", "mean per episode"),
     "rollout/episodes": ("episodes", "of the iteration"),
+    "rollout/faults/{kind}": ("attempts", "of `worker_errors`, those by this fault of a simulator (docs/rlbench.md)"),
     "rollout/info/drops_in_pot": ("drops", "mean at the episodes' ends, of five (water_plants)"),
     "rollout/info/poured": ("share", "episodes in which water was poured (water_plants)"),
     "rollout/info/reset_attempts": ("placements", "mean tried until a start was valid (rlbench)"),
@@ -178,7 +179,8 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
 
 def explained(name: str) -> tuple[str, str] | None:
     """(unit, meaning) of a metric, None if the table does not know it."""
-    return EXPLAINED.get(name) or EXPLAINED.get(re.sub(r"\d+", "{k}", name))
+    general = re.sub(r"\d+", "{k}", re.sub(r"^rollout/faults/\w+$", "rollout/faults/{kind}", name))
+    return EXPLAINED.get(name) or EXPLAINED.get(general)
 
 
 def as_markdown() -> str:

@@ -138,6 +138,12 @@ class Progress:
         )
 
 
+def fault_metric(error: BaseException) -> str | None:
+    """Metric that counts attempts lost to a fault of this kind; None for an error that is not a simulator's fault."""
+    kind = getattr(error, "kind", None)  # of `envs.rlbench_process.SimulatorFault`, also through Ray
+    return f"rollout/faults/{kind}" if isinstance(kind, str) else None
+
+
 def summarise(episode: Episode) -> EpisodeSummary:
     """The summary that travels beside the episode's handle."""
     return EpisodeSummary(
