@@ -184,7 +184,15 @@ def test_closing_on_nothing_holds_nothing_and_only_the_closing_edge_counts(env: 
     for _ in range(120):  # all the way down with closed fingers
         step(env, np.array([*expert.act()[:-1], -1], np.float32))
         assert not env.held
-    assert expert.act()[-1] > 0, "a hand that closed on nothing is opened for another try"
+
+
+def test_the_expert_opens_a_hand_that_closed_on_nothing_even_around_the_handle(env: WaterPlantsEnv) -> None:
+    env.reset_to(0, 3, 0)
+    expert = WaterPlantsExpert(env)
+    while (action := expert.act())[-1] > 0:
+        step(env, action)
+    env.data.qpos[env._fingers] = 0.0
+    assert expert.act()[-1] > 0
 
 
 def test_opening_lets_the_can_fall_and_gives_it_time(env: WaterPlantsEnv) -> None:
