@@ -35,7 +35,7 @@ from envs.libero_stock import (
     place_objects,
     quiet,
 )
-from envs.render import choose_renderer
+from envs.render import check_thread, choose_renderer
 from wamrl_ray.types import EnvSpec, Frames, Split
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
@@ -111,7 +111,7 @@ class LiberoEnv(ChunkEnv):
     # ------------------------------------------------------------------------------------ hooks
 
     def _reset(self, task_id: int, init_state_id: int, seed: int) -> None:
-        self._check_thread()
+        check_thread(self.env_spec.name, self._thread)
         if self._built_task != task_id:
             self._build(task_id)
         self.soft_reset(init_state_id, seed)
@@ -120,7 +120,7 @@ class LiberoEnv(ChunkEnv):
             self._step(DUMMY_ACTION, capture=step == settle_steps - 1)
 
     def _step(self, action: NDArray[np.float32], capture: bool) -> tuple[float, bool, bool]:
-        self._check_thread()
+        check_thread(self.env_spec.name, self._thread)
         with self._cameras(on=capture):
             _, reward, success, _ = self._inner.step(action.astype(np.float64))
         # LIBERO calls success "done": an episode ends there, and nowhere else but at our own clock.
@@ -182,7 +182,7 @@ class LiberoEnv(ChunkEnv):
         Neither compiles the scene again nor draws the cameras; `reset_to` settles after it.  The order matters: a reset
         after the initial state is set would scramble the scene.
         """
-        self._check_thread()
+        check_thread(self.env_spec.name, self._thread)
         inner = self._inner
         # What a hard reset renews and robosuite's soft reset leaves: the gripper's integrator, and markers such as the
         # stove's burner, which tasks switch on and off in the model.
@@ -220,13 +220,6 @@ class LiberoEnv(ChunkEnv):
     def _make_current(self) -> None:
         """robosuite draws into whatever GL context is current, which another environment may have changed."""
         self._inner.sim._render_context_offscreen.gl_ctx.make_current()
-
-    def _check_thread(self) -> None:
-        if self._thread not in (None, threading.get_ident()):
-            raise RuntimeError(
-                f"{self.env_spec.name} was built by thread {self._thread} and is used by {threading.get_ident()}: "
-                "an OpenGL context belongs to one thread, build and use the environment on the same one"
-            )
 
 
 def _usual_max_steps(suite: str) -> int:

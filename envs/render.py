@@ -11,6 +11,7 @@ import ctypes.util
 import os
 import subprocess
 import sys
+import threading
 
 REMEDY = "apt-get install libosmesa6"
 
@@ -39,6 +40,15 @@ def choose_renderer() -> str:
             os.environ["MUJOCO_GL"] = backend
             return backend
     raise RuntimeError(f"no off-screen OpenGL found (neither libOSMesa nor libEGL loads): run `{REMEDY}`")
+
+
+def check_thread(name: str, owner: int | None) -> None:
+    """Raises RuntimeError unless environment `name`, whose GL context thread `owner` made, is used by that thread."""
+    if owner not in (None, threading.get_ident()):
+        raise RuntimeError(
+            f"{name} was built by thread {owner} and is used by {threading.get_ident()}: "
+            "an OpenGL context belongs to one thread, build and use the environment on the same one"
+        )
 
 
 def probe_renderer(timeout_s: float = 60.0) -> str:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from envs.base import ChunkEnv
 from envs.libero_stock import free_compiler_memory
-from envs.render import choose_renderer
+from envs.render import check_thread, choose_renderer
 from envs.rlbench_contract import (
     ACTION_DIM,
     CAMERAS,
@@ -125,7 +125,7 @@ class WaterPlantsEnv(ChunkEnv):
     def _reset(self, task_id: int, init_state_id: int, seed: int) -> None:
         import mujoco
 
-        self._check_thread()
+        check_thread(self.env_spec.name, self._thread)
         if self.model is None:
             self._build()
         mujoco.mj_resetData(self.model, self.data)
@@ -140,7 +140,7 @@ class WaterPlantsEnv(ChunkEnv):
         mujoco.mj_forward(self.model, self.data)
 
     def _step(self, action: NDArray[np.float32], capture: bool) -> tuple[float, bool, bool]:
-        self._check_thread()
+        check_thread(self.env_spec.name, self._thread)
         self._drive(arm_command(action, self._config.max_joint_velocity))
         if opens(action) != self._open:
             self._move_gripper(opens(action))
@@ -304,13 +304,6 @@ class WaterPlantsEnv(ChunkEnv):
         self._renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
         self._renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
         free_compiler_memory()
-
-    def _check_thread(self) -> None:
-        if self._thread not in (None, threading.get_ident()):
-            raise RuntimeError(
-                f"{self.env_spec.name} was built by thread {self._thread} and is used by {threading.get_ident()}: "
-                "an OpenGL context belongs to one thread, build and use the environment on the same one"
-            )
 
 
 def _relative_quaternion(a: Vec, b: Vec) -> Vec:

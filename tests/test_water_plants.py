@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,12 @@ def test_the_name_says_which_scoring_and_the_simulator_whose_geometry(
 ) -> None:
     assert env.env_spec.name == "water_plants" and compat.env_spec.name == "water_plants_rlbench_compat"
     assert env.env_spec.simulator.startswith("mujoco 3.") and "chosen, not measured" in env.env_spec.simulator
+
+
+def test_another_thread_is_refused(env: WaterPlantsEnv) -> None:
+    env.reset_to(0, 0, 0)
+    with ThreadPoolExecutor(1) as other, pytest.raises(RuntimeError, match="an OpenGL context belongs to one thread"):
+        other.submit(step, env, STILL_OPEN).result()
 
 
 # ------------------------------------------------------------------------------------------------ expert
