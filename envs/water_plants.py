@@ -171,6 +171,8 @@ class WaterPlantsEnv(ChunkEnv):
 
     def close(self) -> None:
         if self.model is not None:
+            # MuJoCo frees its pictures in whatever context is current: another environment's, if that drew last.
+            self._renderer._gl_context.make_current()
             self._renderer.close()
             self.model, self._thread = None, None
 

@@ -382,3 +382,12 @@ def test_a_broken_geometry_is_refused_in_one_line(tmp_path: Path, text: str, mes
 def test_a_bad_setting_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WaterPlantsConfig(**change)
+
+
+def test_closing_one_environment_leaves_the_pictures_of_another_alone() -> None:
+    kept, closed = (WaterPlantsEnv(WaterPlantsConfig(), "train") for _ in range(2))
+    closed.reset_to(0, 1, seed=0)
+    expected = kept.reset_to(0, 0, seed=0).frames
+    closed.close()
+    assert np.array_equal(kept.reset_to(0, 0, seed=0).frames, expected)
+    kept.close()
