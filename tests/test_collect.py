@@ -283,7 +283,7 @@ def test_the_command_lets_a_policy_act_at_its_own_resolution(tmp_path: Path) -> 
     ("options", "message"),
     [
         (["--env", "reach", "--tasks", "0", "2"], "--tasks 2: reach has tasks 0..1"),
-        (["--env", "counting"], "there is no scripted expert for it; use libero_object or reach"),
+        (["--env", "counting"], "there is no scripted expert for it; use libero_object or water_plants or reach"),
         (["--env", "reach", "--mis-share", "0.5"], "unknown key mis_share; did you mean miss_share?"),
         (["--env", "reach", "--miss-share", "2"], "miss_share = 2.0: use a share between 0 and 1"),
         (["--env", "reach", "--base", "tiny_libero_object"], "was made for action_dim = 7"),
