@@ -1,8 +1,8 @@
 """Scripted experts that solve an environment from simulator state: the source of demonstrations and of labels.
 
 An environment feeds them its current simulator state; demonstration collection and imitation learning read `act()`.
-Both experts are memoryless: the action is a function of the present state alone, with no timer and no phase variable,
-so that everything an action depends on can be seen in an image. A demonstrator with hidden phases teaches a network
+All our experts are memoryless: the action is a function of the present state alone, with no timer and no phase
+variable, so that everything an action depends on can be seen in an image. A demonstrator with hidden phases teaches a network
 to hover where the phase would change.
 
 The pick-and-place expert is a funnel. All of it follows from where hand, fingers and object are:
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from envs.libero import LiberoEnv
-    from envs.reach import ReachEnv
 
 Vec = NDArray[np.float64]
 
@@ -291,19 +290,3 @@ class LiberoObjectExpert:
     @property
     def _data(self) -> Any:
         return self._env.inner.sim.data._data
-
-
-class ReachExpert:
-    """Moves straight to the named disc of `envs/reach.py`, as fast as it may. Reads the point and the disc."""
-
-    action_noise = np.ones(2, np.float32)
-    opening: tuple[int, float] | None = None
-
-    def __init__(self, env: ReachEnv) -> None:
-        self._env = env
-
-    def act(self) -> NDArray[np.float32]:
-        """(2,) float32 in [-1, 1], displacement in units of `speed`; shortened as a whole: the way is straight."""
-        env = self._env
-        wanted = (env._discs[env._goal] - env._point) / env._config.speed
-        return np.asarray(wanted / max(1.0, float(np.abs(wanted).max())), dtype=np.float32)

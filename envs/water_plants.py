@@ -85,8 +85,8 @@ class WaterPlantsConfig:
 
     def __post_init__(self) -> None:
         known = [camera for camera in CAMERAS if camera != "overhead"]
-        if not self.views or any(view not in known for view in self.views):
-            raise ValueError(f"views = {list(self.views)} must name one or more of {known}")
+        if not self.views or not set(self.views) <= set(known) or len(set(self.views)) < len(self.views):
+            raise ValueError(f"views = {list(self.views)} must name one or more of {known}, each once")
         if self.resolution < 16:
             raise ValueError(f"resolution = {self.resolution} pixels is too small: use at least 16")
         if self.max_steps < 1:

@@ -104,7 +104,7 @@ class Geometry:
 
     @classmethod
     def load(cls, path: Path) -> Geometry:
-        """Raises ValueError for a file that is not a geometry, OSError for one that cannot be read."""
+        """Raises ValueError, naming the file, for one that cannot be read or is not a geometry."""
         try:
             values = json.loads(path.read_text())
             values = {
@@ -113,6 +113,9 @@ class Geometry:
                 if name not in NOTES
             }
             return cls(**values)
+        except OSError as error:
+            remedy = "name a file of `wamrl calibrate water_plants`, or leave it out"
+            raise ValueError(f"geometry = {path}: {error.strerror}; {remedy}") from None
         except (TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"geometry = {path}: not a file of `wamrl calibrate water_plants` ({error})") from None
 

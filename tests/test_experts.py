@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from envs.experts import LiberoObjectExpert, ReachExpert, smoothstep
+from envs.experts import LiberoObjectExpert, smoothstep
 from envs.libero import LiberoConfig, LiberoEnv
 from envs.reach import ReachConfig, ReachEnv
+from envs.reach_expert import ReachExpert
 
 BUTTER, ORANGE_JUICE = 6, 9
 

@@ -109,11 +109,11 @@ def test_progress_without_a_terminal_is_one_plain_line_per_iteration() -> None:
         times = {"time/rollout_s": 2.0, "time/iteration_s": 31.5}
         progress.on_metrics(1, {"rollout/success_rate": 0.25, "rollout/env_steps": 50.0, **times})
         progress.on_evaluation("final", {"successes": 7, "trials": 10, "low": 0.397, "high": 0.892, "env": "reach",
-                                         "split": "train"})  # fmt: skip
+                                         "simulator": "numpy", "split": "train"})  # fmt: skip
     lines = out.getvalue().splitlines()
     assert lines[0].startswith("iteration 2/4  success 25%") and lines[0].endswith("steps/s 25  left 0:01:03")
     assert "reward -" in lines[0]
-    assert lines[1] == "final success 7/10 = 70 % [40, 89] (reach, train)"
+    assert lines[1] == "final success 7/10 = 70 % [40, 89] (reach on numpy, train)"
     assert len(lines) == 2 and "\x1b" not in out.getvalue()
 
 

@@ -369,9 +369,16 @@ def test_a_broken_geometry_is_refused_in_one_line(tmp_path: Path, text: str, mes
         WaterPlantsEnv(WaterPlantsConfig(geometry=str(path)), "train")
 
 
+def test_a_geometry_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path / "nope.json", tmp_path):
+        with pytest.raises(ValueError, match=f"geometry = {path}: .*; name a file of `wamrl calibrate"):
+            WaterPlantsEnv(WaterPlantsConfig(geometry=str(path)), "train")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"views": ("front", "front")}, r"views = \['front', 'front'\] must name"),
         ({"views": ("overhead",)}, r"views = \['overhead'\] must name"),
         ({"views": ()}, r"views = \[\] must name"),
         ({"resolution": 8}, "resolution = 8 pixels is too small"),

@@ -87,9 +87,10 @@ def make_expert(env: ChunkEnv, grasp_offset_m: tuple[float, float] = (0.0, 0.0))
 
     `grasp_offset_m`: an expert that aims that far beside the object; ignored where nothing is grasped.
     """
-    from envs.experts import LiberoObjectExpert, ReachExpert
+    from envs.experts import LiberoObjectExpert
     from envs.libero import LiberoEnv
     from envs.reach import ReachEnv
+    from envs.reach_expert import ReachExpert
     from envs.water_plants import WaterPlantsEnv
     from envs.water_plants_expert import WaterPlantsExpert
 

@@ -74,7 +74,8 @@ class Progress:
 
     def on_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
         """`name` is base, final or iter_…; `result` is `evaluate`'s."""
-        self.say(f"{name} success {success_text(result)} ({result['env']}, {result['split']})")
+        world = f"{result['env']} on {result['simulator']}, {result['split']}"
+        self.say(f"{name} success {success_text(result)} ({world})")
 
     def _time_left(self) -> str:
         if not self._seconds:
