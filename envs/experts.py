@@ -2,8 +2,8 @@
 
 An environment feeds them its current simulator state; demonstration collection and imitation learning read `act()`.
 All our experts are memoryless: the action is a function of the present state alone, with no timer and no phase
-variable, so that everything an action depends on can be seen in an image. A demonstrator with hidden phases teaches a network
-to hover where the phase would change.
+variable, so that everything an action depends on can be seen in an image. A demonstrator with hidden phases
+teaches a network to hover where the phase would change.
 
 The pick-and-place expert is a funnel. All of it follows from where hand, fingers and object are:
 
