@@ -72,10 +72,10 @@ class Geometry:
     pot_wall_m: float = 0.006
     plant_height_m: float = 0.13
     "above the rim; drawn only, nothing touches it"
-    pour_half_m: tuple[float, float, float] = (0.045, 0.045, 0.05)
+    pour_half_m: tuple[float, float, float] = (0.045, 0.045, 0.04)
     "half sizes of the volume in which the head pours"
-    pour_height_m: float = 0.16
-    "its centre above the table, over the middle of the pot"
+    pour_height_m: float = 0.26
+    "its centre above the table, over the middle of the pot; too high for the head of a can that was not lifted"
     success_height_m: float = 0.13
     "the volume that detects drops and can: the pot's inside, up to this height above the table"
 

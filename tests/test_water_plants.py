@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -251,6 +252,28 @@ def test_drops_beside_the_pot_are_no_success(env: WaterPlantsEnv) -> None:
     assert not chunk.success and chunk.info["drops_in_pot"] == 4.0
 
 
+def test_a_can_that_was_not_lifted_does_not_pour_however_it_leans_on_the_pot(env: WaterPlantsEnv) -> None:
+    import mujoco
+
+    env.reset_to(0, 5, 0)
+    model, data, can = env.model, env.data, env.data.joint("can")
+    pot, turn = data.body("pot").xpos.copy(), data.body("pot").xmat.reshape(3, 3).copy()
+    stands = 0
+    for tilt, distance in itertools.product(np.radians(np.arange(-90, 91, 5)), np.arange(0.0, 0.3, 0.01)):
+        leaning = np.array([[np.cos(tilt), 0, np.sin(tilt)], [0, 1, 0], [-np.sin(tilt), 0, np.cos(tilt)]])
+        mujoco.mju_mat2Quat(can.qpos[3:], (turn @ leaning).ravel())
+        can.qpos[:3] = pot + turn @ (-distance, 0, 0.5)
+        mujoco.mj_kinematics(model, data)
+        apart = [mujoco.mj_geomDistance(model, data, model.geom("table").id, g, 1.0, None) for g in env._can_geoms]
+        can.qpos[2] -= min(apart)
+        mujoco.mj_forward(model, data)
+        touching = [set(model.geom_bodyid[contact.geom]) for contact in data.contact if contact.dist < -0.002]
+        if {model.body("can").id, model.body("pot").id} not in touching:
+            stands += 1
+            assert not env._detects("pour", env._head), (np.rad2deg(tilt), distance)
+    assert stands > 300
+
+
 def test_holding_the_cans_body_over_the_pot_pays_in_compat_and_not_in_strict(
     env: WaterPlantsEnv, compat: WaterPlantsEnv
 ) -> None:
@@ -261,10 +284,10 @@ def test_holding_the_cans_body_over_the_pot_pays_in_compat_and_not_in_strict(
         success = False
         for _ in range(150):
             can, pot = world.data.body("can"), world.data.body("pot")
-            # Up first, then back and round over the rim, the spout turned away from the pot's middle.
+            # Up first, the head over the volume it would pour in, then across and down, the head beyond the pot.
             beside = np.hypot(*(pot.xpos - can.xpos)[:2]) > 0.05
-            height = 0.93 if beside and can.xpos[2] < 0.92 else (0.92 if beside else 0.87)
-            side = (pot.xpos - can.xpos)[:2] * (can.xpos[2] > 0.91 or not beside)
+            height = 0.96 if beside else 0.87
+            side = (pot.xpos - can.xpos)[:2] * (can.xpos[2] > 0.94 or not beside)
             velocity = expert._joints(can.xpos, np.array([*side, height - can.xpos[2]]), np.zeros(3))
             scaled = velocity / max(1.0, np.abs(velocity).max())
             chunk = step(world, np.array([*scaled, -1], np.float32))
