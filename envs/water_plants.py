@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from envs.base import ChunkEnv
 from envs.libero_stock import free_compiler_memory
-from envs.render import check_thread, choose_renderer
+from envs.render import check_thread, choose_renderer, halve
 from envs.rlbench_contract import (
     ACTION_DIM,
     CAMERAS,
@@ -151,10 +151,9 @@ class WaterPlantsEnv(ChunkEnv):
         return np.stack([self._draw(view) for view in self.env_spec.views])
 
     def _draw(self, view: str) -> Frames:
-        """(h, w, 3) uint8: the mean of 2 x 2 finer pixels, at a third of the cost of OpenGL's own four samples."""
+        """(h, w, 3) uint8, drawn twice as fine: a third of the cost of OpenGL's own four samples."""
         self._renderer.update_scene(self.data, view)
-        fine, size = self._renderer.render().astype(np.uint16), self.env_spec.resolution
-        return ((fine.reshape(size, 2, size, 2, 3).sum(axis=(1, 3)) + 2) // 4).astype(np.uint8)
+        return halve(self._renderer.render())
 
     def _state(self) -> NDArray[np.float32]:
         opening = (self.data.qpos[self._fingers[0]] - self.data.qpos[self._fingers[1]]) / (2 * FINGER_OPEN_M)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from envs import render
@@ -30,3 +31,12 @@ def test_the_probe_names_the_renderer_or_the_remedy_and_keeps_its_deadline(monke
     monkeypatch.setenv("MUJOCO_GL", "no_such_backend")
     with pytest.raises(RuntimeError, match="MUJOCO_GL=no_such_backend makes no GL context .*libosmesa6"):
         render.probe_renderer(150.0)
+
+
+def test_halving_a_picture_is_the_mean_of_four_pixels_with_halves_rounded_up() -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    picture[:2, :2], picture[:2, 2:4, 0] = 255, [[0, 0], [1, 1]]
+    half = render.halve(picture)
+    fours = picture.reshape(3, 2, 4, 2, 3).astype(float).mean(axis=(1, 3))
+    assert half.dtype == np.uint8 and np.array_equal(half, np.floor(fours + 0.5))
+    assert half[0, 0].tolist() == [255] * 3 and half[0, 1, 0] == 1
