@@ -143,3 +143,10 @@ def test_an_installation_that_does_not_launch_fails_with_one_line(machine: Machi
     assert "FAIL  env rlbench_water_plants: does not start: SimulatorFault: simulator fault launch_failed" in out
     assert "deliberate, in launch" in out and "see docs/rlbench.md" in out
     assert machine.all_gone()
+
+
+def test_its_line_ends_with_what_a_dying_simulator_printed_last(machine: Machine) -> None:
+    machine.plan(fault="launch_crash")
+    code, out = examine(FAKE, root=machine.root, programs=os.environ["PATH"])
+    assert code == 1 and out.count("\n") == 2
+    assert "during launch by SIGSEGV; printed last: 'the fake simulator meets launch_crash'; see docs/" in out
