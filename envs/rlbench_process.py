@@ -20,14 +20,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.rlbench_answers import Operation, check_reply
 from envs.rlbench_wire import BadMessage, Decoder, Message, encode
-
-Operation = Literal["launch", "reset", "step", "measure"]
 
 FAULTS = (
     "launch_timeout", "reset_timeout", "step_timeout", "measure_timeout",  # no answer within the deadline
@@ -112,6 +111,8 @@ class SimulatorProcess:
             self._socket.settimeout(deadline_s)
             self._socket.sendall(encode({"n": self._number, "op": operation, **request}))
             reply = self._receive(due)
+            if reply is not None:
+                check_reply(reply, operation, self._number)
         except TimeoutError:
             self.fail(f"{operation}_timeout", f"no answer to {operation} within {deadline_s:g} s")
         except BadMessage as error:
@@ -120,11 +121,11 @@ class SimulatorProcess:
             reply = None
         if reply is None:
             self._report_end(operation)
-        answer, raised = reply.get("ok"), reply.get("error")
-        if isinstance(raised, dict):
-            self._raise_remote(operation, raised)
-        if reply.get("n") != self._number or not self._replies.empty or not isinstance(answer, dict):
-            self.fail("bad_message", f"{str(reply)[:80]!r} is no answer to {operation} number {self._number}")
+        if not self._replies.empty:
+            self.fail("bad_message", f"something follows the answer to {operation}")
+        if "error" in reply:
+            self._raise_remote(operation, reply["error"])
+        answer: Message = reply["ok"]
         return answer
 
     def fail(self, kind: str, message: str) -> NoReturn:
