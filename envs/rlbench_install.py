@@ -14,11 +14,14 @@ import os
 import re
 import shutil
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 COPPELIASIM_VERSION = (4, 1, 0)
 "The one version PyRep works with."
 LIBRARY = "libcoppeliaSim.so"
+BACKEND = "_sim_cffi"
+"What PyRep's build compiles: its way into the library."
 INSTALL = "install requirements/rlbench.txt as its first lines say, with COPPELIASIM_ROOT set"
 
 _RLBENCH_NEEDS = ("numpy", "scipy", "PIL", "pyquaternion", "natsort", "gymnasium")
@@ -70,6 +73,10 @@ def _pyrep() -> str | None:
         return f"pyrep is not installed: {INSTALL} (not PyPI's pyrep, which is another project)"
     if not any((folder / "backend").is_dir() for folder in folders):
         return f"pyrep is another project of that name (it has no pyrep.backend): uninstall it, then {INSTALL}"
+    # Found by name, and only if it was compiled for this Python.
+    if PathFinder.find_spec(BACKEND, [str(folder / "backend") for folder in folders]) is None:
+        what = f"pyrep in {folders[0]} is not compiled (it has no pyrep.backend.{BACKEND} for this Python)"
+        return f"{what}: {INSTALL}, and run outside any checkout of PyRep"
     return None
 
 

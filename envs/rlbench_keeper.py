@@ -32,6 +32,10 @@ from envs.rlbench_wire import Message, encode
 POLL_S = 0.05
 GOODBYE_S = 1.0
 "for Xvfb to remove its socket"
+DISPLAY_S = 60.0
+"for Xvfb to come up, which takes it a second; the supervisor's deadline for the launch may end sooner"
+NUMBER_BYTES = 16
+"of the display's number and the line's end, at most"
 
 XVFB = ("-screen", "0", "1280x1024x24", "+extension", "GLX", "-noreset", "-nolisten", "tcp")
 _PR_SET_PDEATHSIG = 1
@@ -79,21 +83,26 @@ class Keeper:
             self._say({"ended": "display", "reason": str(error)})
             return None
         os.close(write_fd)
-        answer = b""
-        while not answer.endswith(b"\n"):
+        answer, due = b"", time.monotonic() + DISPLAY_S
+        while not answer.endswith(b"\n") and len(answer) < NUMBER_BYTES and time.monotonic() < due:
             if self._abandoned(read_fd):
                 return None
             if not select.select([read_fd], [], [], 0)[0]:
                 continue
-            data = os.read(read_fd, 64)
+            data = os.read(read_fd, NUMBER_BYTES - len(answer))
             if not data:
-                with contextlib.suppress(subprocess.TimeoutExpired):  # it may have closed the pipe and live on
-                    self._display.wait(GOODBYE_S)
-                self._say({"ended": "display", "status": self._display.returncode})
-                return None
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._say({"ended": "display", "status": self._display.wait(GOODBYE_S)})
+                    return None
+                break  # it closed the pipe and lives on
             answer += data
         os.close(read_fd)
-        return int(answer)
+        number, end, _ = answer.partition(b"\n")
+        if not (end and number.isdigit()):
+            late = f" within {DISPLAY_S:g} s" if time.monotonic() >= due else ""
+            self._say({"ended": "display", "reason": f"it gave {answer!r} for its number{late}"})
+            return None
+        return int(number)
 
     def _watch(self) -> None:
         """Until one of the two ends or nobody wants them any more."""

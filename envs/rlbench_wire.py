@@ -68,7 +68,7 @@ class Decoder:
         del self._buffer[:end]
         try:
             message = json.loads(body)
-        except ValueError:  # of JSON and of UTF-8 alike
+        except (ValueError, RecursionError):  # of JSON, of UTF-8, of lists in lists without end
             raise BadMessage(f"the body {body[:40]!r} is not JSON") from None
         if not isinstance(message, dict):
             raise BadMessage(f"the body {body[:40]!r} is not a JSON object")

@@ -100,6 +100,15 @@ def test_the_real_pyrep_is_not_called_an_impostor(site: Path, tmp_path: Path) ->
     assert "another project" not in out and "rlbench is not installed" in out
 
 
+@pytest.mark.parametrize("built", ["", "pyrep/backend/_sim_cffi.cpython-38-x86_64-linux-gnu.so"])
+def test_a_pyrep_whose_backend_was_not_compiled_for_this_python_fails(site: Path, tmp_path: Path, built: str) -> None:
+    put(site, *PYREP[:-1], *RLBENCH, *LIBRARIES, *filter(None, [built]))
+    code, out = examine(site, root=simulator(tmp_path), programs=display_server(tmp_path))
+    assert code == 1 and out.startswith(HALF) and out.count("\n") == 2
+    assert f"pyrep in {site / 'pyrep'} is not compiled (it has no pyrep.backend._sim_cffi" in out
+    assert "install requirements/rlbench.txt" in out
+
+
 def test_rlbench_without_a_simulator_folder_fails(site: Path, tmp_path: Path) -> None:
     put(site, *PYREP, *RLBENCH, *LIBRARIES)
     code, out = examine(site, programs=display_server(tmp_path))
@@ -134,3 +143,10 @@ def test_an_installation_that_does_not_launch_fails_with_one_line(machine: Machi
     assert "FAIL  env rlbench_water_plants: does not start: SimulatorFault: simulator fault launch_failed" in out
     assert "deliberate, in launch" in out and "see docs/rlbench.md" in out
     assert machine.all_gone()
+
+
+def test_its_line_ends_with_what_a_dying_simulator_printed_last(machine: Machine) -> None:
+    machine.plan(fault="launch_crash")
+    code, out = examine(FAKE, root=machine.root, programs=os.environ["PATH"])
+    assert code == 1 and out.count("\n") == 2
+    assert "during launch by SIGSEGV; printed last: 'the fake simulator meets launch_crash'; see docs/" in out

@@ -1,20 +1,13 @@
-"""The RLBench adapter when the simulator fails: every fault is named, counted and over; nothing is left behind.
+"""The RLBench adapter when the simulator fails: every fault is named, counted and over.
 
 The faults are made by the fake RLBench (`tests/fake_rlbench/rlbench/plan.py`) inside a real process, killed for real.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,29 +18,26 @@ from envs import rlbench_supervisor
 from envs.rlbench import RLBenchConfig, RLBenchEnv, SimulatorFault
 from envs.rlbench_supervisor import History
 from tests.fakes import pair, ticket
-from tests.rlbench_fake import Machine, install
+from tests.rlbench_fake import (
+    DEADLINE_S,
+    DEATH_S,
+    LAUNCH_S,
+    STILL,
+    Machine,
+    build,
+    install,
+    left_behind,
+    run_episode,
+)
 from wamrl_ray.cluster_actors import RolloutWorker
 from wamrl_ray.config import Config
 from wamrl_ray.types import Decision, PolicySpec
-
-ROOT = Path(__file__).parent.parent
-DEADLINE_S = 0.4
-LAUNCH_S = 20.0
-"Generous: on a busy machine two interpreters and a display take a while."
-DEATH_S = 1.5
-"What ending a group may add to a deadline."
-STILL = np.zeros((4, 8), np.float32)
 
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with pytest.MonkeyPatch.context() as patch:
         yield install(patch, tmp_path_factory.mktemp("machine"))
-
-
-def build(history: History | None = None, **values: Any) -> RLBenchEnv:
-    settings = {"reset_s": DEADLINE_S, "step_s": DEADLINE_S, "launch_s": LAUNCH_S, "backoff_s": 0.0, "max_steps": 8}
-    return RLBenchEnv(RLBenchConfig(**{**settings, **values}), "train", history or History())
 
 
 @pytest.fixture
@@ -57,13 +47,6 @@ def env(machine: Machine) -> Iterator[RLBenchEnv]:
     yield env
     env.close()
     assert machine.all_gone()
-
-
-def run_episode(env: RLBenchEnv) -> None:
-    """To its end at the clock: standing still never succeeds."""
-    env.reset_to(0, 0, seed=0)
-    assert not env.step_chunk(STILL, capture_at=(4,)).truncated
-    assert env.step_chunk(STILL, capture_at=()).truncated
 
 
 # ------------------------------------------------------------------------------------------------ each fault
@@ -158,43 +141,6 @@ def test_a_simulator_that_talks_without_end_is_neither_stopped_nor_believed(env:
     assert len(str(caught.value)) < 8000
 
 
-# ------------------------------------------------------------------------------------------------ the display
-
-
-def display_program(patch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    program = folder / "Xvfb"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-
-@pytest.mark.parametrize(
-    ("script", "kind", "message"),
-    [
-        ("echo no screens >&2; exit 1", "display_failed", "(?s)display ended during launch with exit code 1.*screens"),
-        ("exec sleep 1000", "launch_timeout", "no answer to launch within 1 s"),
-    ],
-)  # fmt: skip
-def test_a_display_that_does_not_come_up_is_a_fault_of_its_own(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, kind: str, message: str
-) -> None:
-    machine.plan()
-    display_program(monkeypatch, tmp_path, script)
-    with pytest.raises(SimulatorFault, match=message) as caught:
-        build(launch_s=1.0 if kind == "launch_timeout" else LAUNCH_S).reset_to(0, 0, seed=0)
-    assert caught.value.kind == kind and machine.all_gone()
-
-
-def test_it_works_the_same_beside_a_display_of_any_make(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        machine = install(patch, tmp_path, display="stand_in")
-        env = build()
-        run_episode(env)
-        assert env._simulator.process is not None and env._simulator.process.display == 4242
-        env.close()
-        assert machine.all_gone()
-
-
 # ------------------------------------------------------------------------------------------------ restarts
 
 
@@ -255,89 +201,6 @@ def test_a_worker_loses_the_attempt_and_runs_the_same_ticket_on_a_new_simulator(
     assert machine.all_gone() and again.truncated and again.error is None
     for name in ("frames", "state", "obs_step", "actions", "executed"):
         assert np.array_equal(getattr(again, name), getattr(expected, name))
-
-
-# ------------------------------------------------------------------------------------------------ nothing is left
-
-_PARENT = """
-import os, sys, time
-from tests.test_rlbench_faults import STILL, build
-env = build(launch_s=60, step_s=60)
-print("built", flush=True)
-env.reset_to(0, 0, seed=0)
-if "fork" in sys.argv and os.fork() == 0:  # a copy of all its sockets, as a pool of processes has
-    time.sleep(8)
-    os._exit(0)
-print("reset", flush=True)
-env.step_chunk(STILL, capture_at=())
-print("stepped", flush=True)
-time.sleep(100)
-"""
-
-
-@pytest.mark.parametrize(
-    ("fault", "word", "how"),
-    [
-        ("", "stepped", "alone"),
-        ("", "stepped", "fork"),
-        ("step_hang_with_the_lock", "reset", "alone"),
-        ("launch_hang_with_the_lock", "built", "alone"),
-    ],
-)
-def test_a_killed_supervisor_leaves_no_orphan(machine: Machine, fault: str, word: str, how: str) -> None:
-    machine.plan(fault=fault)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    command = [sys.executable, "-c", _PARENT, how]
-    parent = subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    try:
-        while parent.stdout.readline().strip() != word:
-            assert parent.poll() is None
-        due = time.monotonic() + LAUNCH_S
-        while not machine.simulators() and time.monotonic() < due:
-            time.sleep(0.02)
-        assert machine.simulators()
-    finally:
-        parent.kill()
-        parent.wait(10)
-        parent.stdout.close()
-    due = time.monotonic() + 3
-    while machine.simulators() and time.monotonic() < due:
-        time.sleep(0.02)
-    assert not machine.simulators()
-    assert machine.all_gone(within_s=3.0 if how == "alone" else 10.0)
-
-
-def test_a_killed_keeper_takes_simulator_and_display_with_it(env: RLBenchEnv, machine: Machine) -> None:
-    env.reset_to(0, 0, seed=0)
-    assert env._simulator.process is not None
-    os.kill(env._simulator.process.pid, signal.SIGKILL)
-    assert machine.all_gone()
-    with pytest.raises(SimulatorFault, match="keeper ended|simulator ended") as caught:
-        env.step_chunk(STILL, capture_at=())
-    assert caught.value.kind == "crashed"
-
-
-def left_behind() -> tuple[set[str], int, set[str]]:
-    """Names in /dev/shm, open files of this process, X sockets that nobody answers."""
-    dead = set()
-    for path in Path("/tmp/.X11-unix").glob("X*"):
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(path)) == errno.ECONNREFUSED:
-                dead.add(path.name)
-    return set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd")), dead
-
-
-def test_faults_leave_no_shared_memory_no_open_file_and_no_socket(machine: Machine) -> None:
-    before = left_behind()
-    env = build(max_restarts=99)
-    for fault in ("step_crash", "step_hang", "step_garbage", "reset_error", "launch_crash"):
-        machine.plan(fault=fault)
-        with pytest.raises(SimulatorFault):
-            run_episode(env)
-    assert machine.all_gone()
-    shared_memory, files, sockets = left_behind()
-    assert (shared_memory, files) == before[:2] and sockets <= before[2]
 
 
 # ------------------------------------------------------------------------------------------------ two hundred

@@ -69,6 +69,9 @@ def strike(place: str) -> None:
             _answer(struct.pack("<4sI", b"WRL1", 4) + b"\xff\xfe{}")
         case "twice":
             _answer(struct.pack("<4sI", b"WRL1", 15) + b'{"n":0,"ok":{}}')
+        case "says":
+            body = get("text").encode()
+            _answer(struct.pack("<4sI", b"WRL1", len(body)) + body)
         case "chatter":
             for _ in range(4000):
                 print("x" * 99, flush=True)

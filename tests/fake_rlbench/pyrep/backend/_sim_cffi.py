@@ -1,0 +1,1 @@
+"""Compiled in PyRep; here it only has to be found."""
