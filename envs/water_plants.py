@@ -17,11 +17,12 @@ Neither looks at how far the can is tilted.  The environment's name says which f
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,7 @@ from envs.water_plants_scene import build_model, touchable_by_arm
 from wamrl_ray.types import EnvSpec, Frames, Split
 
 Vec = NDArray[np.float64]
+Scoring = Literal["strict", "rlbench_compat"]
 
 DROP_STD_M = 0.0005
 RELEASE_TICKS = 10
@@ -69,7 +71,7 @@ class WaterPlantsConfig:
     """How Water Plants (MuJoCo) is scored, driven and looked at."""
 
     kind: Literal["water_plants"] = "water_plants"
-    scoring: Literal["strict", "rlbench_compat"] = "strict"
+    scoring: Scoring = "strict"
     "strict: water in the pot; rlbench_compat: also the original's success without pouring"
     arm: ArmMode = "joint_velocity"
     max_joint_velocity: float = 1.0
@@ -87,8 +89,11 @@ class WaterPlantsConfig:
         known = [camera for camera in CAMERAS if camera != "overhead"]
         if not self.views or not set(self.views) <= set(known) or len(set(self.views)) < len(self.views):
             raise ValueError(f"views = {list(self.views)} must name one or more of {known}, each once")
-        if self.resolution < 16:
-            raise ValueError(f"resolution = {self.resolution} pixels is too small: use at least 16")
+        if not 16 <= self.resolution <= 1024:
+            raise ValueError(f"resolution = {self.resolution} pixels: use 16 to 1024")
+        for name, choices in (("scoring", get_args(Scoring)), ("arm", get_args(ArmMode))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} = {getattr(self, name)!r} must be one of {', '.join(choices)}")
         if self.max_steps < 1:
             raise ValueError(f"max_steps = {self.max_steps} must be at least 1")
         if not 0 < self.max_joint_velocity <= 2.175:
@@ -98,6 +103,10 @@ class WaterPlantsConfig:
 
 class WaterPlantsEnv(ChunkEnv):
     """One task; an initial state is a placement, and `seed` the scatter of the drops.  Used by one thread only."""
+
+    model: Any = None
+    data: Any = None
+    _thread: int | None = None
 
     def __init__(self, config: WaterPlantsConfig, split: Split) -> None:
         choose_renderer()
@@ -116,9 +125,6 @@ class WaterPlantsEnv(ChunkEnv):
         super().__init__(spec, split)
         self.geometry = geometry
         self._config = config
-        self.model: Any = None
-        self.data: Any = None
-        self._thread: int | None = None
 
     # ------------------------------------------------------------------------------------ hooks
 
@@ -174,6 +180,11 @@ class WaterPlantsEnv(ChunkEnv):
             self._renderer._gl_context.make_current()
             self._renderer.close()
             self.model, self._thread = None, None
+
+    def __del__(self) -> None:
+        # MuJoCo's renderer would free itself, but see above.
+        if self._thread == threading.get_ident() and not sys.is_finalizing():
+            self.close()
 
     # ------------------------------------------------------------------------------------ task
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Vec = NDArray[np.float64]
 
@@ -43,6 +44,15 @@ LAYOUT_TRIES = 10_000
 "placements that are drawn before a geometry counts as one that fits nowhere; the chosen one fits at about one of five"
 NOTES = ("attribution", "measured", "not_measured", "measurement", "cameras")
 "keys of a geometry file beside the fields: where its numbers come from; the scene is built without them"
+
+BOUNDS = {
+    "can_m": (-0.5, 0.5), "can_radius_m": (0.01, 0.2), "can_height_m": (0.01, 0.5), "can_mass_kg": (0.01, 5.0),
+    "head_m": (0.0, 0.5), "head_radius_m": (0.001, 0.05), "handle_m": (0.001, 0.6), "handle_radius_m": (0.001, 0.03),
+    "pot_m": (-0.5, 0.5), "pot_half_m": (0.01, 0.3), "pot_height_m": (0.01, 0.5), "pot_wall_m": (0.001, 0.05),
+    "plant_height_m": (0.001, 1.0), "pour_half_m": (0.005, 0.3), "pour_height_m": (0.0, 1.0),
+    "success_height_m": (0.01, 0.5),
+}  # fmt: skip
+"of the fields of `Geometry`: what stands on a table within a Panda's reach; metres, kilograms"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +90,35 @@ class Geometry:
     "the volume that detects drops and can: the pot's inside, up to this height above the table"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            numbers = value if isinstance(value, tuple) else (value,)
-            if field.name != "source" and not all(np.isfinite(number) for number in numbers):
-                raise ValueError(f"geometry.{field.name} = {value!r} must be finite, metres (kilograms for a mass)")
-        positive = ("can_radius_m", "can_height_m", "can_mass_kg", "head_radius_m", "handle_radius_m", "pot_half_m")
-        for name in (*positive, "pot_height_m", "pot_wall_m", "plant_height_m", "success_height_m"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"geometry.{name} = {getattr(self, name)!r} must be above 0")
+        """Raises ValueError for what is no such size, or what could not be played: water that flows at the start."""
+        if not isinstance(self.source, str) or not 0 < len(self.source) <= 200 or not self.source.isprintable():
+            raise ValueError(f"geometry.source = {self.source!r:.80} must be one line of text, at most 200 characters")
+        for name, (low, high) in BOUNDS.items():
+            value, default = getattr(self, name), getattr(type(self), name)
+            numbers, count = _numbers(value), len(_numbers(default))
+            if len(numbers) != count or isinstance(value, tuple) != isinstance(default, tuple):
+                raise ValueError(f"geometry.{name} = {value!r:.80} must be {count} number{'s' * (count > 1)}")
+            if not all(low <= number <= high for number in numbers):
+                unit = "kg" if name.endswith("_kg") else "m"
+                raise ValueError(f"geometry.{name} = {value!r} must lie within [{low}, {high}] {unit}")
+        self._check_start()
+
+    def _check_start(self) -> None:
+        can, head = (*self.can_m, 0.0), (self.can_m[0] + self.head_m[0], self.can_m[1], self.head_m[1])
+        half, rim, deep = self.pot_half_m, self.pot_half_m + self.pot_wall_m, self.success_height_m / 2
+        from_pot = _distance(can, (*self.pot_m, 0.0), (rim, rim, 0.0))
+        from_pour = _distance(head, (*self.pot_m, self.pour_height_m), self.pour_half_m)
+        from_success = _distance(head, (*self.pot_m, deep), (half, half, deep))
+        bar_in_can, spout_in_can = self.handle_m[1] <= self.can_height_m, self.head_m[0] <= self.can_radius_m
+        for wrong, remedy in (
+            (bar_in_can, "the bar is gripped from above: raise handle_m[1] over can_height_m"),
+            (spout_in_can, "the spout ends inside the can: move head_m[0] beyond can_radius_m"),
+            (from_pot <= self.can_radius_m, "the can stands in the pot: move can_m and pot_m apart"),
+            (from_pour <= self.head_radius_m, "water would flow at the start: raise pour_height_m, or move can_m away"),
+            (from_success <= self.head_radius_m, "the spout stands in the pot: move can_m and pot_m apart"),
+        ):
+            if wrong:
+                raise ValueError(f"geometry: {remedy}")
 
     @property
     def footprint_m(self) -> tuple[Vec, Vec]:
@@ -105,19 +135,37 @@ class Geometry:
     @classmethod
     def load(cls, path: Path) -> Geometry:
         """Raises ValueError, naming the file, for one that cannot be read or is not a geometry."""
+        where, remedy = f"geometry = {path}", "name a file of `wamrl calibrate water_plants`, or leave it out"
         try:
             values = json.loads(path.read_text())
-            values = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in values.items()
-                if name not in NOTES
-            }
-            return cls(**values)
         except OSError as error:
-            remedy = "name a file of `wamrl calibrate water_plants`, or leave it out"
-            raise ValueError(f"geometry = {path}: {error.strerror}; {remedy}") from None
-        except (TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(f"geometry = {path}: not a file of `wamrl calibrate water_plants` ({error})") from None
+            raise ValueError(f"{where}: {error.strerror}; {remedy}") from None
+        except (ValueError, RecursionError) as error:  # no text, no JSON
+            raise ValueError(f"{where}: not a file of `wamrl calibrate water_plants` ({error})") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{where}: not a file of `wamrl calibrate water_plants` (it is no object)")
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(values.keys() - {*known, *NOTES}):
+            raise ValueError(f"{where}: unknown {', '.join(unknown)}; known are {', '.join(known)}")
+        sizes: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known
+        }
+        try:
+            return cls(**sizes)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def _numbers(value: object) -> tuple[float, ...]:
+    """The number or the tuple of numbers; nothing for anything else."""
+    values = value if isinstance(value, tuple) else (value,)
+    return values if all(type(v) in (int, float, np.float64) for v in values) else ()
+
+
+def _distance(point: ArrayLike, centre: ArrayLike, half: ArrayLike) -> float:
+    """From a point to a box, metres; 0 inside."""
+    beyond = np.abs(np.subtract(point, centre)) - half
+    return float(np.linalg.norm(np.maximum(beyond, 0.0)))
 
 
 def layout(init_state_id: int, geometry: Geometry) -> tuple[Vec, float]:

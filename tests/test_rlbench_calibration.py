@@ -196,7 +196,7 @@ def test_things_that_move_against_each_other_are_refused(name: str) -> None:
 def test_a_geometry_that_fits_nowhere_on_the_table_is_refused_and_not_waited_for() -> None:
     began = time.monotonic()
     with pytest.raises(ValueError, match=r"geometry.can_m = .* fit on the spawn plane .*bring can and pot closer"):
-        layout(0, Geometry(pot_m=(1.2, 0.0)))
+        layout(0, Geometry(can_m=(-0.5, 0.0), pot_m=(0.5, 0.0)))
     assert time.monotonic() - began < 5
 
 

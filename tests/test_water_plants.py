@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 from collections.abc import Iterator
@@ -379,16 +380,34 @@ def test_a_geometry_comes_back_from_its_file_and_changes_the_scene(tmp_path: Pat
     ("text", "message"),
     [
         ("{", "not a file of `wamrl calibrate water_plants`"),
-        ('{"can_weight": 1}', "not a file of `wamrl calibrate water_plants`"),
+        ("[" * 100_000, "not a file of `wamrl calibrate water_plants`"),
         ("[1]", "not a file of `wamrl calibrate water_plants`"),
-        (json.dumps({"pot_half_m": -0.1}), "geometry.pot_half_m = -0.1 must be above 0"),
-        ('{"pot_half_m": NaN}', "geometry.pot_half_m = nan must be finite"),
+        ('{"can_weight": 1}', "unknown can_weight; known are source, can_m, "),
+        (json.dumps({"pot_half_m": -0.1}), r"geometry.pot_half_m = -0.1 must lie within \[0.01, 0.3\] m"),
+        ('{"pot_half_m": NaN}', "geometry.pot_half_m = nan must lie within"),
+        ('{"can_mass_kg": 500}', r"geometry.can_mass_kg = 500 must lie within \[0.01, 5.0\] kg"),
+        ('{"can_radius_m": "4 cm"}', "geometry.can_radius_m = '4 cm' must be 1 number"),
+        ('{"can_radius_m": true}', "geometry.can_radius_m = True must be 1 number"),
+        ('{"can_radius_m": [0.04]}', r"geometry.can_radius_m = \(0.04,\) must be 1 number"),
+        ('{"pot_m": [0.1]}', r"geometry.pot_m = \(0.1,\) must be 2 numbers"),
+        ('{"pot_m": [[0.1], 0]}', r"geometry.pot_m = .* must be 2 numbers"),
+        ('{"pour_half_m": 0.04}', "geometry.pour_half_m = 0.04 must be 3 numbers"),
+        ('{"source": 7}', "geometry.source = 7 must be one line of text"),
+        ('{"source": "a\\nb"}', "geometry.source = .* must be one line of text"),
+        ('{"handle_m": [0.03, 0.09]}', "geometry: the bar is gripped from above: raise handle_m"),
+        ('{"head_m": [0.03, 0.135]}', "geometry: the spout ends inside the can: move head_m"),
+        ('{"can_m": [0.03, 0.0]}', "geometry: the can stands in the pot: move can_m and pot_m apart"),
+        (
+            '{"can_m": [0.02, 0.0], "pour_height_m": 0.16}',
+            "geometry: water would flow at the start: raise pour_height_m",
+        ),
+        ('{"can_m": [0.02, 0.0]}', "geometry: the spout stands in the pot: move can_m and pot_m apart"),
     ],
 )
 def test_a_broken_geometry_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "geometry.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^geometry = {path}: .*{message}"):
         WaterPlantsEnv(WaterPlantsConfig(geometry=str(path)), "train")
 
 
@@ -404,7 +423,10 @@ def test_a_geometry_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> 
         ({"views": ("front", "front")}, r"views = \['front', 'front'\] must name"),
         ({"views": ("overhead",)}, r"views = \['overhead'\] must name"),
         ({"views": ()}, r"views = \[\] must name"),
-        ({"resolution": 8}, "resolution = 8 pixels is too small"),
+        ({"resolution": 8}, "resolution = 8 pixels: use 16 to 1024"),
+        ({"resolution": 2048}, "resolution = 2048 pixels: use 16 to 1024"),
+        ({"scoring": "compat"}, "scoring = 'compat' must be one of strict, rlbench_compat"),
+        ({"arm": "torque"}, "arm = 'torque' must be one of joint_velocity, joint_position"),
         ({"max_steps": 0}, "max_steps = 0 must be at least 1"),
         ({"max_joint_velocity": 3.0}, "max_joint_velocity = 3.0 must lie in"),
     ],
@@ -414,10 +436,14 @@ def test_a_bad_setting_is_refused(change: dict[str, Any], message: str) -> None:
         WaterPlantsConfig(**change)
 
 
-def test_closing_one_environment_leaves_the_pictures_of_another_alone() -> None:
-    kept, closed = (WaterPlantsEnv(WaterPlantsConfig(), "train") for _ in range(2))
-    closed.reset_to(0, 1, seed=0)
+@pytest.mark.parametrize("closed", [True, False])
+def test_one_environment_that_ends_leaves_the_pictures_of_another_alone(closed: bool) -> None:
+    kept, other = (WaterPlantsEnv(WaterPlantsConfig(), "train") for _ in range(2))
+    other.reset_to(0, 1, seed=0)
     expected = kept.reset_to(0, 0, seed=0).frames
-    closed.close()
+    if closed:
+        other.close()
+    del other
+    gc.collect()
     assert np.array_equal(kept.reset_to(0, 0, seed=0).frames, expected)
     kept.close()
