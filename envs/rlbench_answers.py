@@ -15,7 +15,7 @@ from envs.rlbench_wire import BadMessage, Message
 
 Operation = Literal["launch", "reset", "step", "measure"]
 Shape = Any
-"{name: shape} exactly these; [shape] any number of them; bool; str; int: from 0 on; float: finite in float32; or below"
+"{name: shape} exactly these; [shape] any number of them; bool; str; int: 0 to 2^53; float: finite in float32; or below"
 
 LARGEST = 3.4e38
 "A state is float32, where anything beyond is infinite."
@@ -95,7 +95,7 @@ def _check(value: Any, shape: Shape, where: str) -> None:
         case _ if shape is float:
             _require(_is_number(value), value, "a finite number", where)
         case _ if shape is int:
-            _require(type(value) is int and value >= 0, value, "a whole number from 0 on", where)
+            _require(type(value) is int and 0 <= value <= 2**53, value, "a whole number from 0 to 2^53", where)
         case _:
             _require(type(value) is shape, value, {bool: "true or false", str: "a text"}[shape], where)
 

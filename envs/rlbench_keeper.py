@@ -56,6 +56,8 @@ class Keeper:
 
     def run(self, simulator: list[str], inherited: tuple[int, ...]) -> None:
         """Start both and wait for an end; does not return, because the group it kills is its own."""
+        # Where our parent ignores it so do we, and with us Xvfb, which waits for a program it starts.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             number = self._start_display()
             if number is not None:

@@ -53,6 +53,8 @@ class SimulatorFault(RuntimeError):
 
     def __init__(self, kind: str, message: str) -> None:
         assert kind in FAULTS, kind
+        # What cannot be written as UTF-8 would fail in whatever log it comes to.
+        message = message.encode(errors="backslashreplace").decode()
         # Both are kept as `args`, which is how an exception travels between processes.
         super().__init__(kind, message)
         self.kind, self.message = kind, message
@@ -230,7 +232,7 @@ class SimulatorProcess:
         self.fail(kind, f"the {ended['ended']} {_how(ended, operation)}")
 
     def _raise_remote(self, operation: Operation, error: Mapping[str, str]) -> NoReturn:
-        what = f"{error['module']}.{error['type']} in {operation}: {error['message']}\n{error['stack']}"
+        what = f"{error['module']}.{error['type']} in {operation}: {error['message'].strip()}\n{error['stack']}"
         if operation == "step" and error["type"] == "InvalidActionError":
             raise SimulatorFault("invalid_action", what)
         self.fail(f"{operation}_failed", what)
@@ -243,12 +245,17 @@ class SimulatorProcess:
         due = time.monotonic() + DEATH_S
         # Looked at without being reaped: until then its number, and so its group's, belongs to nobody else.
         ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ours = True
         try:
             while os.waitid(os.P_PID, keeper.pid, ended) is None and time.monotonic() < due:
                 time.sleep(0.002)
+        except ChildProcessError:
+            # Reaped by others, or by the kernel where SIGCHLD is ignored: ended, and its number may be another's.
+            ours = False
         finally:  # also when this wait is interrupted
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(keeper.pid, signal.SIGKILL)
+                if ours:
+                    os.killpg(keeper.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 keeper.wait(DEATH_S)
         # One look finds all that a pipe holds; whoever still writes has left the group, and is not listened to.

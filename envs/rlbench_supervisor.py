@@ -9,9 +9,10 @@ next reset finds a new process.  Nothing here waits without a deadline.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,16 +83,13 @@ class Supervisor:
         if self._episodes >= self._limits.recycle_after or self._rss_bytes > MAX_RSS_BYTES:
             self.close()
             self._history.counts["recycled"] += 1
-        try:
+        with self._counted():
             process = self._process or self._start()
             reply = process.call("reset", request, self._limits.reset_s)
             frames = process.frames()
             for view, image in enumerate(frames):
                 if image.var() == 0:
                     process.fail("black_frames", f"view {view} is one colour after reset: OpenGL draws nothing")
-        except SimulatorFault as fault:
-            self._lost(fault)
-            raise
         self._episodes += 1
         self._rss_bytes = int(reply["rss_bytes"])
         return reply, frames
@@ -99,11 +97,9 @@ class Supervisor:
     def step(self, request: Mapping[str, Any]) -> Message:
         """The child's answer.  Raises SimulatorFault."""
         assert self._process is not None, "an episode that was not started cannot be stepped"
-        try:
-            return self._process.call("step", request, self._limits.step_s)
-        except SimulatorFault as fault:
-            self._lost(fault)
-            raise
+        with self._counted():
+            reply = self._process.call("step", request, self._limits.step_s)
+        return reply
 
     def frames(self) -> NDArray[np.uint8]:
         """(V, h, w, 3) uint8 of the last captured step."""
@@ -131,6 +127,17 @@ class Supervisor:
         history.counts["launches"] += 1
         self._process = SimulatorProcess(self._launch, frames_shape=self._frames_shape, launch_s=limits.launch_s)
         return self._process
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except SimulatorFault as fault:
+            self._lost(fault)
+            raise
+        except BaseException:
+            self.close()  # Ctrl-C: the answer may yet come, and would be taken for the next one's
+            raise
 
     def _lost(self, fault: SimulatorFault) -> None:
         self._history.counts[fault.kind] += 1

@@ -171,6 +171,52 @@ def test_an_interrupted_launch_leaves_nothing(machine: Machine) -> None:
     assert machine.all_gone()
 
 
+def test_an_interrupted_step_leaves_no_answer_for_the_next_reset(env: RLBenchEnv, machine: Machine) -> None:
+    env.reset_to(0, 0, seed=0)
+    machine.plan(fault="step_hang")
+    thread = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_episode(env)
+    thread.join()
+    assert env._simulator.process is None and machine.all_gone()
+    machine.plan()
+    env.reset_to(0, 0, seed=0)
+    assert env.counts["launches"] == 2 and sum(env.counts.values()) - env.counts["episodes"] == 2
+
+
+@pytest.mark.parametrize("crash", [True, False])
+def test_where_nobody_may_wait_for_the_keeper_it_still_ends_and_is_counted(machine: Machine, crash: bool) -> None:
+    """SIGCHLD is ignored in a process whose parent ignored it: the kernel reaps then."""
+    machine.plan()
+    before, env = left_behind(), build()
+    old = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        env.reset_to(0, 0, seed=0)
+        if crash:
+            process = env._simulator.process
+            assert process is not None
+            os.kill(process.pid, signal.SIGKILL)
+            with pytest.raises(SimulatorFault, match="crashed"):
+                env.step_chunk(STILL, capture_at=())
+            assert env.counts == {"launches": 1, "crashed": 1}
+            env.reset_to(0, 0, seed=0)
+        env.close()
+    finally:
+        signal.signal(signal.SIGCHLD, old)
+    assert machine.all_gone() and left_behind()[:2] == before[:2]
+
+
+def test_the_text_of_a_fault_can_be_written_and_its_first_line_says_what(env: RLBenchEnv) -> None:
+    env.reset_to(0, 0, seed=0)
+    process = env._simulator.process
+    assert process is not None
+    error = {"module": "m", "type": "E", "message": "\n\ud800 broke", "stack": "here"}
+    with pytest.raises(SimulatorFault) as caught:
+        process._raise_remote("step", error)
+    assert str(caught.value).encode().startswith(rb"simulator fault step_failed: m.E in step: \ud800 broke")
+
+
 @pytest.mark.timeout(60)
 def test_output_without_end_does_not_keep_a_supervisor_from_closing(env: RLBenchEnv) -> None:
     """Of a program that left the group, say: nothing that is still written is waited for."""
