@@ -121,10 +121,9 @@ def calibrate(readings: Sequence[Reading], seeds: Sequence[int]) -> Calibration:
         f"CoppeliaSim {versions.get('coppeliasim', 'of unknown version')}"
     )
     chosen = Geometry()
-    geometry = replace(chosen, source=source, **values)
-    over = chosen.handle_m[1] - chosen.can_height_m
-    bar = (min(chosen.handle_m[0], 0.75 * geometry.can_radius_m), geometry.can_height_m + over)
-    geometry = replace(geometry, handle_m=bar)
+    radius, height = (values.get(name, getattr(chosen, name)) for name in ("can_radius_m", "can_height_m"))
+    bar = (min(chosen.handle_m[0], 0.75 * radius), height + chosen.handle_m[1] - chosen.can_height_m)
+    geometry = replace(chosen, source=source, handle_m=bar, **values)
     layout(0, geometry)  # one that fits on the table nowhere is refused here
     names = [field.name for field in fields(Geometry) if field.name != "source"]
     # Without the can's body only the head's own place is known, and both fields lean on a chosen distance.

@@ -193,6 +193,13 @@ def test_things_that_move_against_each_other_are_refused(name: str) -> None:
             assert calibrate(readings, [0, 1, 2]).measurement["spread_mm"][name] == pytest.approx(2.0, abs=1e-6)
 
 
+def test_the_bar_stays_over_a_can_that_is_higher_than_the_chosen_bar() -> None:
+    readings = three()
+    for each in readings:
+        each["body"]["top"] = 0.95
+    assert calibrate(readings, [0, 1, 2]).geometry.handle_m[1] == pytest.approx(0.065 + 0.20, abs=1e-3)
+
+
 def test_a_geometry_that_fits_nowhere_on_the_table_is_refused_and_not_waited_for() -> None:
     began = time.monotonic()
     with pytest.raises(ValueError, match=r"geometry.can_m = .* fit on the spawn plane .*bring can and pot closer"):

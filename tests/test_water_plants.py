@@ -17,7 +17,16 @@ import pytest
 from envs.rlbench_contract import INIT_STATES, NUM_JOINTS, TICK_S
 from envs.water_plants import RELEASE_TICKS, WaterPlantsConfig, WaterPlantsEnv
 from envs.water_plants_expert import WaterPlantsExpert
-from envs.water_plants_geometry import DROPS, HOME_JOINTS_RAD, SPAWN_CENTRE_M, SPAWN_HALF_M, Geometry, layout
+from envs.water_plants_geometry import (
+    CAN_GEOMS,
+    DROPS,
+    HOME_JOINTS_RAD,
+    SPAWN_CENTRE_M,
+    SPAWN_HALF_M,
+    Geometry,
+    layout,
+)
+from envs.water_plants_scene import build_model
 from wamrl_ray.collect_expert import make_expert
 
 pytestmark = pytest.mark.sim
@@ -198,6 +207,30 @@ def test_the_expert_opens_a_hand_that_closed_on_nothing_even_around_the_handle(e
     assert expert.act()[-1] > 0
 
 
+@pytest.mark.parametrize("part", CAN_GEOMS)
+def test_any_part_of_the_can_in_the_box_is_held_and_the_hand_is_not_open_then(env: WaterPlantsEnv, part: str) -> None:
+    import mujoco
+
+    env.reset_to(0, 3, 0)
+    env.data.joint("can").qpos[:3] += env.data.geom("grasp_box").xpos - env.data.geom(part).xpos
+    mujoco.mj_forward(env.model, env.data)
+    env._move_gripper(False)  # and not a step, in whose tick the can would fall
+    assert env.held and env._state()[-1] == 0.0
+
+
+def test_a_held_can_does_not_rub_at_the_hand_and_a_reset_makes_it_solid_again(env: WaterPlantsEnv) -> None:
+    solid = build_model(env.geometry).geom_conaffinity[env._can_geoms]
+    env.reset_to(0, 3, 0)
+    until(env, lambda: env.held)
+    can, world = env.model.body("can").id, 0
+    for _ in range(10):
+        step(env, STILL_CLOSED)
+        pairs = [set(env.model.geom_bodyid[contact.geom]) for contact in env.data.contact]
+        assert all(world in pair for pair in pairs if can in pair), "it touches the table only"
+    env.reset_to(0, 3, 0)
+    assert not env.held and np.array_equal(env.model.geom_conaffinity[env._can_geoms], solid)
+
+
 def test_opening_lets_the_can_fall_and_gives_it_time(env: WaterPlantsEnv) -> None:
     env.reset_to(0, 3, 0)
     until(env, lambda: env.held and env.data.body("can").xpos[2] > 0.77)
@@ -238,7 +271,8 @@ def test_the_drops_scatter_by_the_seed(env: WaterPlantsEnv) -> None:
 
     first, again, other = poured(1), poured(1), poured(2)
     assert np.array_equal(first, again) and not np.array_equal(first, other)
-    assert 1e-5 < (first - first.mean(axis=0)).std() < 3e-3
+    spread = first - first.mean(axis=0)
+    assert 1e-5 < spread.std() < 3e-3 and np.linalg.matrix_rank(spread, tol=1e-5) == 3, "in every direction"
     env.reset_to(0, 5, 1)
     step(env, STILL_OPEN)
     assert env.data.body("drop0").xpos == pytest.approx([0.0, 2.5, 0.5]), "unpoured drops float out of sight"
@@ -297,6 +331,14 @@ def test_holding_the_cans_body_over_the_pot_pays_in_compat_and_not_in_strict(
                 break
         assert chunk.info["success_without_pour"] == 1.0 and chunk.info["poured"] == 0.0
         assert success == (world is compat) and chunk.reward == float(world is compat)
+
+
+@pytest.mark.parametrize("part", CAN_GEOMS)
+def test_any_part_of_the_can_where_the_drops_should_be_is_seen(compat: WaterPlantsEnv, part: str) -> None:
+    compat.reset_to(0, 9, 0)
+    volume = compat.data.geom("success").xpos
+    compat.data.joint("can").qpos[:3] += volume - compat.data.geom(part).xpos
+    assert step(compat, STILL_OPEN).success and compat._info()["success_without_pour"] == 1.0
 
 
 def test_the_name_says_which_scoring_and_the_simulator_whose_geometry(
