@@ -6,13 +6,18 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from envs.reach import ReachConfig
+from envs.water_plants import WaterPlantsConfig
 from wamrl_ray.__main__ import FAILED, WRONG_USAGE, main
+from wamrl_ray.commands_eval import other_settings
 from wamrl_ray.config import from_json, load_config
 from wamrl_ray.metrics import explained, read_metrics
 from wamrl_ray.policy.bases import save_base, shipped_bases
 from wamrl_ray.policy.wam import WAM, WAMConfig
+from wamrl_ray.preflight import env_config, split_env_settings
 
 COMMANDS = ("train", "eval", "collect", "pretrain", "dataset", "calibrate", "doctor")
 
@@ -103,6 +108,37 @@ def test_an_unknown_environment_is_refused_with_the_known_ones(
     assert "reach, counting" in refused(capsys, *eval_args(tmp_path / "out.json", "tiny_reach", env="kitchen"))
 
 
+def test_settings_of_an_environment_are_options_of_eval_and_collect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--env.scoring", "rlbench_compat", "--env.views=[front]", "--env.max-steps", "9"]
+    asked = WaterPlantsConfig(scoring="rlbench_compat", views=("front",), max_steps=9, resolution=32)
+    assert env_config("water_plants", 32, words) == asked
+    assert env_config("water_plants_rlbench_compat") == WaterPlantsConfig(scoring="rlbench_compat")
+    assert split_env_settings(["--noise-std", "1", *words, "--tasks", "2"]) == (
+        words,
+        ["--noise-std", "1", "--tasks", "2"],
+    )
+    assert other_settings(asked, WaterPlantsConfig(resolution=32, max_steps=9)) == (
+        "--env.scoring rlbench_compat --env.views ['front']"
+    )
+    assert other_settings(asked, ReachConfig()) == ""
+
+    out = tmp_path / "out.json"
+    err = refused(capsys, *eval_args(out, "tiny_reach"), "--env.max-step", "5")
+    assert "unknown key env.max_step; did you mean env.max_steps?" in err
+    assert "--fast 1: no option of `wamrl eval`" in refused(capsys, *eval_args(out, "tiny_reach"), "--fast", "1")
+    collect = ["collect", "--env", "reach", "--episodes", "1", "--out", str(tmp_path / "data"), "--capture-every", "1"]
+    assert main([*collect, "--env.max-steps", "3"]) == 0
+    assert [len(np.load(file)["action"]) <= 3 for file in (tmp_path / "data").glob("*.npz")] == [True, True]
+
+
+def test_a_run_that_saved_nothing_is_told_from_a_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "epoch.json").write_text("{}")
+    err = refused(capsys, *eval_args(tmp_path / "out.json", checkpoint=str(tmp_path)))
+    assert "the run has no complete checkpoint yet" in err
+
+
 def test_a_missing_renderer_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,5 +226,8 @@ def test_training_fills_a_run_folder_resumes_and_is_evaluated(
     result = json.loads(out.read_text(encoding="utf-8"))
     assert result["trials"] == 4 and result["split"] == "held_out"
     assert result["pair"]["actor"] == summary["actor_digest"]
+    assert "note" not in capsys.readouterr().err
+    assert main([*eval_args(out, checkpoint=str(run_dir)), "--env.max-steps", "4"]) == 0
+    assert f"note: the run has --env.max_steps {config.env.max_steps}; " in capsys.readouterr().err
 
     assert "seed = 5" in refused(capsys, *train, "--iterations", "3", "--resume", "auto", "--seed", "5")

@@ -24,13 +24,15 @@ EVAL = """examples:
   wamrl eval --checkpoint tiny_libero_object --env libero_object --split held_out --episodes 100 --json eval.json
   wamrl eval --checkpoint tiny_libero_object --env libero_object --imagination --json imagination.json
 
-A checkpoint is a shipped name, a policy folder, a run folder (its newest checkpoint) or one checkpoint of a run."""
+A checkpoint is a shipped name, a policy folder, a run folder (its newest checkpoint) or one checkpoint of a run.
+Settings of the environment go as --env.KEY VALUE, such as --env.max-steps 200; a run's own are not taken over."""
 COLLECT = """examples:
   wamrl collect --env libero_object --episodes 40 --out data/object --workers 2
   wamrl collect --env libero_object --tasks 1 6 --episodes 40 --out data/two --miss-share 0.5 --noise-std 0.3
   wamrl collect --env libero_object --episodes 10 --out data/dagger --base tiny_libero_object
 
-Repeat a command to continue where it was stopped.  Any key of `CollectConfig` can be overridden as --key VALUE."""
+Repeat a command to continue where it was stopped.  Any key of `CollectConfig` can be overridden as --key VALUE, and
+the environment's settings as --env.KEY VALUE."""
 PRETRAIN = """examples:
   wamrl pretrain --config pretrain/libero_object --data data/object --out runs/base
   wamrl pretrain --config pretrain/libero_object --data data/object --out runs/weak --few-shot 5
@@ -65,6 +67,7 @@ def not_negative(text: str) -> int:
     return value
 
 
+ENVS = "reach, water_plants, rlbench_water_plants or a LIBERO suite"
 LAYERS = "a path or a preset's name; repeatable, a later one wins"
 
 
@@ -109,7 +112,7 @@ def _train_options(train: argparse.ArgumentParser) -> None:
 
 def _eval_options(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("--checkpoint", required=True, metavar="NAME_OR_DIR")
-    evaluate.add_argument("--env", required=True, metavar="NAME", help="reach, water_plants or a LIBERO suite")
+    evaluate.add_argument("--env", required=True, metavar="NAME", help=ENVS)
     evaluate.add_argument("--split", choices=("train", "held_out"), default="held_out", help="initial states")
     evaluate.add_argument("--episodes", type=positive, metavar="N", help="spread evenly over tasks")
     evaluate.add_argument("--tasks", type=int, nargs="+", metavar="ID", help="LIBERO task ids; default: all")
@@ -127,7 +130,7 @@ def _eval_options(evaluate: argparse.ArgumentParser) -> None:
 
 
 def _collect_options(collect: argparse.ArgumentParser) -> None:
-    collect.add_argument("--env", required=True, metavar="NAME", help="reach, water_plants or a LIBERO suite")
+    collect.add_argument("--env", required=True, metavar="NAME", help=ENVS)
     collect.add_argument("--tasks", type=int, nargs="+", metavar="ID", help="task ids; default: all")
     collect.add_argument("--episodes", type=positive, required=True, metavar="N", help="per task")
     collect.add_argument("--out", type=Path, required=True, metavar="DIR", help="what is there already is kept")
@@ -185,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (argparse itself exits with 2 on wrong usage)."""
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
-    if rest and args.command not in ("train", "pretrain", "collect"):
+    if rest and args.command not in ("train", "eval", "pretrain", "collect"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     from wamrl_ray import commands
     from wamrl_ray.config_files import ConfigError

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> int:
         case "eval":
             from wamrl_ray.commands_eval import run_eval
 
-            return run_eval(args)
+            return run_eval(args, rest)
         case "collect":
             from wamrl_ray.commands_collect import run_collect
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wamrl_ray.config_files import ConfigError, load_tree
-from wamrl_ray.preflight import check_fit, check_renderer, describe_env, env_config, load_policy
+from wamrl_ray.preflight import check_fit, check_renderer, describe_env, env_config, load_policy, split_env_settings
 from wamrl_ray.types import EnvSpec
 
 EXPERTS = ("libero_object", "water_plants", "reach")
@@ -19,10 +19,11 @@ def run_collect(args: argparse.Namespace, rest: Sequence[str]) -> int:
     from wamrl_ray.collect_expert import CollectConfig, check_policy
     from wamrl_ray.collect_progress import CollectionProgress, fault_text
 
+    settings, rest = split_env_settings(rest)
     config = load_tree(CollectConfig, args.config, rest)
-    env_config(args.env)  # a wrong name is the cheaper thing to find out
+    env_config(args.env, settings=settings)  # a wrong name is the cheaper thing to find out
     policy = None if args.base is None else load_policy(args.base).spec
-    env = env_config(args.env, args.resolution or (policy.resolution if policy else None))
+    env = env_config(args.env, args.resolution or (policy.resolution if policy else None), settings)
     spec = describe_env(env)
     if spec.name not in EXPERTS:
         raise ConfigError(f"--env {args.env}: there is no scripted expert for it; use {' or '.join(EXPERTS)}")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,14 @@ from wamrl_ray import checkpoint as checkpoints
 from wamrl_ray.atomic import write_json
 from wamrl_ray.commands_imagination import check_imagination, measure_imagination
 from wamrl_ray.config_files import ConfigError
-from wamrl_ray.preflight import check_fit, check_renderer, describe_env, env_config, load_policy
+from wamrl_ray.preflight import (
+    check_fit,
+    check_renderer,
+    describe_env,
+    env_config,
+    load_policy,
+    split_env_settings,
+)
 from wamrl_ray.progress import success_text
 
 if TYPE_CHECKING:
@@ -26,11 +35,16 @@ if TYPE_CHECKING:
     from wamrl_ray.policy.wam import WAM
 
 
-def run_eval(args: argparse.Namespace) -> int:
+def run_eval(args: argparse.Namespace, rest: Sequence[str]) -> int:
+    settings, unknown = split_env_settings(rest)
+    if unknown:
+        raise ConfigError(f"{' '.join(unknown)}: no option of `wamrl eval`; beside its own it takes --env.KEY VALUE")
+    env_config(args.env, settings=settings)  # a wrong name is the cheaper thing to find out
     check_usage(args)
-    env_config(args.env)  # a wrong name is the cheaper thing to find out
     config, policy = load_any(args.checkpoint)
-    env = choose_tasks(env_config(args.env, policy.spec.resolution), args.tasks)
+    env = choose_tasks(env_config(args.env, policy.spec.resolution, settings), args.tasks)
+    if find_checkpoint(Path(args.checkpoint)) is not None and (others := other_settings(config.env, env)):
+        print(f"note: the run has {others}; this evaluation does not, unless you add it", file=sys.stderr)
     spec = describe_env(env, args.split)
     check_fit(policy.spec, spec, args.checkpoint)
     if args.imagination:
@@ -56,6 +70,18 @@ def run_eval(args: argparse.Namespace) -> int:
         world = f"{result['env']} on {result['simulator']}, {result['split']}"
         print(f"success  {success_text(result)}  ({world}; written to {args.json})")
     return 0
+
+
+def other_settings(trained: EnvConfig, env: EnvConfig) -> str:
+    """What a run set otherwise in the same environment, as options.  Which tasks it takes is a choice, no setting."""
+    if trained.kind != env.kind:
+        return ""
+    found = []
+    for name in (field.name for field in fields(trained) if field.name not in ("tasks", "suite", "task")):
+        value = getattr(trained, name)
+        if value != getattr(env, name):
+            found.append(f"--env.{name} {list(value) if isinstance(value, tuple) else value}")
+    return " ".join(found)
 
 
 def check_usage(args: argparse.Namespace) -> None:
@@ -101,7 +127,7 @@ def find_checkpoint(folder: Path) -> Path | None:
     """The folder itself if it is a run's checkpoint, the newest one if it is a run, None if it is neither."""
     if (folder / checkpoints.MANIFEST).is_file():
         return folder
-    if not (folder / "checkpoints").is_dir():
+    if not ((folder / "checkpoints").is_dir() or (folder / "epoch.json").is_file()):
         return None
     newest = checkpoints.load_latest(folder / "checkpoints")
     if newest is None:

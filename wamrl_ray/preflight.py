@@ -5,11 +5,12 @@ Each check names the field or option, its value and the remedy, so a wrong run e
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wamrl_ray.config_files import ConfigError
+from wamrl_ray.config_files import ConfigError, ConfigTree, parse_overrides
 from wamrl_ray.pretraining import check_pretraining
 from wamrl_ray.types import EnvSpec, PolicySpec, Split
 
@@ -96,8 +97,11 @@ def check_renderer(env: EnvConfig) -> None:
         raise ConfigError(str(error)) from None
 
 
-def env_config(name: str, resolution: int | None = None) -> EnvConfig:
-    """`--env NAME` as a config; `resolution` is the policy's, None the environment's default."""
+def env_config(name: str, resolution: int | None = None, settings: Sequence[str] = ()) -> EnvConfig:
+    """`--env NAME` as a config; `resolution` is the policy's, None the environment's default.
+
+    `settings` are words of the command line, `["--env.scoring", "rlbench_compat"]`.  Raises ConfigError.
+    """
     from envs.counting import CountingConfig
     from envs.libero import LiberoConfig
     from envs.reach import ReachConfig
@@ -111,6 +115,8 @@ def env_config(name: str, resolution: int | None = None) -> EnvConfig:
         env = CountingConfig()
     elif name == "water_plants":
         env = WaterPlantsConfig()
+    elif name == "water_plants_rlbench_compat":
+        env = WaterPlantsConfig(scoring="rlbench_compat")
     elif name.startswith("libero"):
         env = LiberoConfig(suite=name)
     elif name.startswith("rlbench_"):
@@ -118,4 +124,26 @@ def env_config(name: str, resolution: int | None = None) -> EnvConfig:
         env = RLBenchConfig(task=task)
     else:
         raise ConfigError(f"--env {name}: unknown environment; use {ENV_NAMES}")
-    return env if resolution is None else replace(env, resolution=resolution)
+    if resolution is not None:
+        env = replace(env, resolution=resolution)
+    if not settings:
+        return env
+    from wamrl_ray.config import Config
+
+    tree = ConfigTree(Config)
+    tree.add({"env": asdict(env)}, f"--env {name}")
+    for values in parse_overrides(settings):
+        tree.add(values, "command line")
+    return tree.build().env
+
+
+def split_env_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Words of a command line -> those of `--env.KEY VALUE`, and the others."""
+    settings: list[str] = []
+    others: list[str] = []
+    taken = others
+    for word in words:
+        if word.startswith("--"):
+            taken = settings if word.startswith("--env.") else others
+        taken.append(word)
+    return settings, others
