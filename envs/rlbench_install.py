@@ -42,7 +42,7 @@ def require() -> None:
     """RuntimeError that names everything missing in one message."""
     lines = missing()
     if lines:
-        raise RuntimeError("RLBench cannot run on this machine: " + "; ".join(lines))
+        raise RuntimeError("RLBench cannot run on this machine (docs/rlbench.md): " + "; ".join(lines))
 
 
 def _coppeliasim() -> str | None:
