@@ -236,7 +236,8 @@ def test_without_an_installation_the_command_says_what_is_missing_at_once(
     assert main(["calibrate", "water_plants", "--out", str(out)]) == WRONG_USAGE
     assert time.monotonic() - began < 5
     printed = capsys.readouterr()
-    assert printed.err.startswith("wamrl calibrate: RLBench cannot run on this machine: COPPELIASIM_ROOT is not set")
+    begins = "wamrl calibrate: RLBench cannot run on this machine (docs/rlbench.md): COPPELIASIM_ROOT is not set"
+    assert printed.err.startswith(begins)
     assert printed.err.count("\n") == 1 and printed.out == "" and not out.exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import subprocess
@@ -40,6 +41,15 @@ time.sleep(100)
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with pytest.MonkeyPatch.context() as patch:
         yield install(patch, tmp_path_factory.mktemp("machine"))
+
+
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """What other tests left is neither closed meanwhile, nor is an interrupt lost in some finalizer."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
@@ -135,12 +145,13 @@ def test_an_interpreter_that_cannot_be_executed_is_one_too(machine: Machine, mon
         assert caught.value.kind == "launch_failed" and left_behind()[:2] == before[:2]
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_a_forked_copy_closes_its_own_files_and_not_the_simulator(env: RLBenchEnv) -> None:
     env.reset_to(0, 0, seed=0)
-    before = left_behind()[1]
     pid = os.fork()
     if pid == 0:
         try:
+            before = left_behind()[1]
             env.close()
             os._exit(before - left_behind()[1])
         finally:
@@ -150,6 +161,7 @@ def test_a_forked_copy_closes_its_own_files_and_not_the_simulator(env: RLBenchEn
     assert env.counts == {"launches": 1}
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_an_interrupted_launch_leaves_nothing(machine: Machine) -> None:
     """As Ctrl-C does it: a signal while the answer is waited for."""
     machine.plan(fault="launch_hang")
@@ -171,6 +183,7 @@ def test_an_interrupted_launch_leaves_nothing(machine: Machine) -> None:
     assert machine.all_gone()
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_an_interrupted_step_leaves_no_answer_for_the_next_reset(env: RLBenchEnv, machine: Machine) -> None:
     env.reset_to(0, 0, seed=0)
     machine.plan(fault="step_hang")

@@ -103,11 +103,11 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
     "rollout/episodes": ("episodes", "of the iteration"),
     "rollout/faults/{kind}": ("attempts", "of `worker_errors`, those by this fault of a simulator (docs/rlbench.md)"),
     "rollout/info/drops_in_pot": ("drops", "mean at the episodes' ends, of five (water_plants)"),
-    "rollout/info/poured": ("share", "episodes in which water was poured (water_plants)"),
+    "rollout/info/poured": ("share", "episodes in which water was poured (water_plants, rlbench_water_plants)"),
     "rollout/info/reset_attempts": ("placements", "mean tried until a start was valid (rlbench)"),
     "rollout/info/success_without_pour": (
         "share",
-        "episodes in which the can was where the drops should be before any was poured (water_plants)",
+        "episodes with the can where the drops should be before water (water_plants, rlbench_water_plants)",
     ),
     "rollout/info/ticks": ("ticks", "mean of control ticks; a gripper that moves takes more than one (water_plants)"),
     "rollout/reissued_tickets": ("tickets", "given out again since the start after a failed attempt"),
