@@ -44,11 +44,13 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def no_garbage() -> Iterator[None]:
-    """What other tests left is neither closed meanwhile, nor is an interrupt lost in some finalizer."""
+def undisturbed() -> Iterator[None]:
+    """By what other tests left: objects to finalize, and Ray Tune's own handler of Ctrl-C."""
     gc.collect()
     gc.disable()
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
+    signal.signal(signal.SIGINT, earlier)
     gc.enable()
 
 
@@ -145,7 +147,7 @@ def test_an_interpreter_that_cannot_be_executed_is_one_too(machine: Machine, mon
         assert caught.value.kind == "launch_failed" and left_behind()[:2] == before[:2]
 
 
-@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.usefixtures("undisturbed")
 def test_a_forked_copy_closes_its_own_files_and_not_the_simulator(env: RLBenchEnv) -> None:
     env.reset_to(0, 0, seed=0)
     pid = os.fork()
@@ -161,7 +163,7 @@ def test_a_forked_copy_closes_its_own_files_and_not_the_simulator(env: RLBenchEn
     assert env.counts == {"launches": 1}
 
 
-@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.usefixtures("undisturbed")
 def test_an_interrupted_launch_leaves_nothing(machine: Machine) -> None:
     """As Ctrl-C does it: a signal while the answer is waited for."""
     machine.plan(fault="launch_hang")
@@ -183,7 +185,7 @@ def test_an_interrupted_launch_leaves_nothing(machine: Machine) -> None:
     assert machine.all_gone()
 
 
-@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.usefixtures("undisturbed")
 def test_an_interrupted_step_leaves_no_answer_for_the_next_reset(env: RLBenchEnv, machine: Machine) -> None:
     env.reset_to(0, 0, seed=0)
     machine.plan(fault="step_hang")
@@ -210,6 +212,7 @@ def test_where_nobody_may_wait_for_the_keeper_it_still_ends_and_is_counted(machi
             process = env._simulator.process
             assert process is not None
             os.kill(process.pid, signal.SIGKILL)
+            assert machine.all_gone(), "the simulator would answer until it is gone too"
             with pytest.raises(SimulatorFault, match="crashed"):
                 env.step_chunk(STILL, capture_at=())
             assert env.counts == {"launches": 1, "crashed": 1}
