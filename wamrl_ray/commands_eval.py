@@ -41,9 +41,10 @@ def run_eval(args: argparse.Namespace, rest: Sequence[str]) -> int:
         raise ConfigError(f"{' '.join(unknown)}: no option of `wamrl eval`; beside its own it takes --env.KEY VALUE")
     env_config(args.env, settings=settings)  # a wrong name is the cheaper thing to find out
     check_usage(args)
-    config, policy = load_any(args.checkpoint)
+    run = find_checkpoint(Path(args.checkpoint))
+    config, policy = load_any(args.checkpoint, run)
     env = choose_tasks(env_config(args.env, policy.spec.resolution, settings), args.tasks)
-    if find_checkpoint(Path(args.checkpoint)) is not None and (others := other_settings(config.env, env)):
+    if run is not None and (others := other_settings(config.env, env)):
         print(f"note: the run has {others}; this evaluation does not, unless you add it", file=sys.stderr)
     spec = describe_env(env, args.split)
     check_fit(policy.spec, spec, args.checkpoint)
@@ -106,12 +107,11 @@ def choose_tasks(env: EnvConfig, tasks: list[int] | None) -> EnvConfig:
     return replace(env, tasks=tuple(tasks))
 
 
-def load_any(name_or_dir: str) -> tuple[Config, WAM]:
-    """A shipped name, a policy folder, a checkpoint of a run or a run folder -> its config and policy."""
+def load_any(name_or_dir: str, folder: Path | None) -> tuple[Config, WAM]:
+    """Config and policy of a run's checkpoint `folder`; where there is none, of a shipped name or a policy folder."""
     from wamrl_ray.config import Config, from_json
     from wamrl_ray.local import load_checkpoint_pair
 
-    folder = find_checkpoint(Path(name_or_dir))
     if folder is None:
         return Config(base=name_or_dir), load_policy(name_or_dir)
     config = from_json((folder / "config.json").read_text(encoding="utf-8"))
